@@ -1,0 +1,30 @@
+# Each verb first sets up what it needs in .venv. Options pass through: make leaderboard ARGS="--suite Core-60x4"
+PYTHON ?= $(shell python3.11 -c "print('python3.11')" 2>/dev/null || echo python3)
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
+
+.PHONY: leaderboard test lint
+
+leaderboard: .venv/core.stamp
+	$(BIN)/python -m benchmarks.leaderboard $(ARGS)
+
+test: .venv/dev.stamp
+	$(BIN)/python -m pytest -m "not cuda and not slow" $(ARGS)
+
+lint: .venv/dev.stamp
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+# The stamp is the last line of its recipe, so an install that broke off is done again.
+.venv/core.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(INSTALL) -e .
+	touch $@
+
+# torch before the rest, so that nothing else decides its version or build
+.venv/dev.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(INSTALL) torch
+	$(INSTALL) -e ".[dev]"
+	touch $@

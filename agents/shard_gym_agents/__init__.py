@@ -1,0 +1,62 @@
+"""Solvers: `make(name)` gives a callable `(task, planner) -> Plan`.
+
+A solver is a frozen dataclass; its fields are its configuration (`seed` and `budget` among them where they
+matter), its `track` says whether it may ask the planner ("search") or never does ("blind"). Modules are imported
+when asked for, so an absent extra only matters then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+from shard_gym.errors import InvalidTask, UnknownName
+from shard_gym.plan import Plan
+from shard_gym.simulators import Simulator
+from shard_gym.tasks import Task
+
+__all__ = ["AGENTS", "Solver", "make", "names"]
+
+Solver = Callable[[Task, Simulator], Plan]
+ENTRY_POINTS = "shard_gym.agents"  # where other packages register theirs
+
+AGENTS: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "random": ("shard_gym_agents.random:Random", {}),
+    "random-search": ("shard_gym_agents.random:RandomSearch", {}),
+    "round-robin": ("shard_gym_agents.greedy:RoundRobin", {}),
+    "size-greedy": ("shard_gym_agents.greedy:Greedy", {"cost": "size"}),
+    "dim-greedy": ("shard_gym_agents.greedy:Greedy", {"cost": "dim"}),
+    "lookup-greedy": ("shard_gym_agents.greedy:Greedy", {"cost": "lookup"}),
+    "size-lookup-greedy": ("shard_gym_agents.greedy:Greedy", {"cost": "size-lookup"}),
+    "size-lookup-log-greedy": ("shard_gym_agents.greedy:Greedy", {"cost": "size-lookup-log"}),
+    "cost-greedy": ("shard_gym_agents.greedy:CostGreedy", {}),
+    "local-search": ("shard_gym_agents.local_search:LocalSearch", {}),
+}
+
+
+def names() -> tuple[str, ...]:
+    """Agents that `make` knows by name, ours first, then those of installed packages."""
+    return (*AGENTS, *(e.name for e in entry_points(group=ENTRY_POINTS) if e.name not in AGENTS))
+
+
+def make(name: str, **config: Any) -> Solver:
+    """The solver of that name, or of `module:Class`; options it has no field for are refused."""
+    path, defaults = AGENTS.get(name, (name, {}))
+    if name not in AGENTS:
+        installed = {e.name: e.value for e in entry_points(group=ENTRY_POINTS)}
+        path = installed.get(name, name)
+    module, _, attribute = path.partition(":")
+    if not attribute:
+        raise UnknownName("agent", name, (*names(), "module:Class"))
+    try:
+        solver = getattr(import_module(module), attribute)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise UnknownName(f"agent ({error})", name, (*names(), "module:Class")) from error
+    if is_dataclass(solver) and (unknown := config.keys() - {f.name for f in fields(solver)}):
+        raise InvalidTask(
+            f"{name} has no option {', '.join(sorted(unknown))}; it has: {[f.name for f in fields(solver)]}"
+        )
+    return solver(**{**defaults, **config})

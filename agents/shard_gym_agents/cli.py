@@ -1,0 +1,145 @@
+"""The `shard-gym` command: list suites and agents, solve a task, score a plan, replay results."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+import shard_gym_agents
+from shard_gym import simulators, suites
+from shard_gym.errors import CorruptFile, InvalidTask, ShardGymError
+from shard_gym.evaluate import replay, score
+from shard_gym.memory import device_bytes
+from shard_gym.plan import Plan
+from shard_gym.simulators import Simulator
+from shard_gym.tables import GB
+from shard_gym.tasks import Task
+
+SIMULATOR = "roofline:rtx2080ti-x4-v1"  # of tasks that belong to no suite
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand; what the user can put right is told in one line, with exit code 2."""
+    options = _parser().parse_args(argv)
+    try:
+        options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, head or less, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ShardGymError, OSError) as error:
+        print(f"shard-gym: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def list_suites(options: argparse.Namespace) -> None:
+    """One line a suite."""
+    splits = "/".join(suites.SPLITS)
+    print(f"{'suite':24} {'tables':>6} {'devices':>7} {splits:>14} {'objective':10} planner, judge")
+    for suite in suites.SUITES.values():
+        counts = "/".join(str(len(suite.tasks(split))) for split in suites.SPLITS)
+        simulated = suite.planner if suite.planner == suite.judge else f"{suite.planner}, {suite.judge}"
+        size = f"{suite.num_tables:6} {suite.num_devices:7} {counts:>14}"
+        print(f"{suite.key:24} {size} {suite.objective:10} {simulated}")
+
+
+def list_agents(options: argparse.Namespace) -> None:
+    """One line an agent: its track, or what has to be installed first."""
+    for name in shard_gym_agents.names():
+        try:
+            told = getattr(shard_gym_agents.make(name), "track", "search")
+        except ShardGymError as error:
+            told = f"not available: {error}"
+        print(f"{name:24} {told}")
+
+
+def solve(options: argparse.Namespace) -> None:
+    """Let an agent plan a task, and tell what the plan is worth."""
+    task, planner, judge = _task(options)
+    given = {name: getattr(options, name) for name in ("seed", "budget") if getattr(options, name) is not None}
+    plan = shard_gym_agents.make(options.agent, **given)(task, planner)
+    print(report(task, plan, judge))
+    if options.out:
+        plan.save(options.out)
+
+
+def score_plan(options: argparse.Namespace) -> None:
+    """Tell what a stored plan is worth."""
+    task, _, judge = _task(options)
+    print(report(task, Plan.load(options.plan), judge))
+
+
+def replay_results(options: argparse.Namespace) -> None:
+    """Score every stored plan again."""
+    rows = replay(options.results)
+    plans = sum(found is not None for _, found in rows)
+    feasible = sum(found is not None and found.feasible for _, found in rows)
+    print(f"{len(rows)} results, {plans} plans scored again, all as stored, {feasible} of them feasible")
+
+
+def report(task: Task, plan: Plan, judge: Simulator) -> str:
+    """Makespan and balance, then memory and cost of each device."""
+    found = score(task, plan, judge)
+    tables, placement = task.split(plan.splits), np.array(plan.device)
+    used, cost = device_bytes(tables, placement), judge.latency(tables, placement).cost(task.objective)
+    lines = [f"makespan {found.makespan:.3f} ms ({task.objective}), balance {found.balance:.3f}, by {judge.id}"]
+    lines += [f"INFEASIBLE: {violation}" for violation in found.violations]
+    lines += [f"{'device':>6} {'tables':>6} {'used GB':>8} {'of GB':>8} {'cost ms':>9}"]
+    for d, capacity in enumerate(task.memory):
+        count = int((placement == d).sum())
+        lines += [f"{d:6} {count:6} {used[d] / GB:8.2f} {capacity / GB:8.2f} {cost[d]:9.3f}"]
+    return "\n".join(lines)
+
+
+def _task(options: argparse.Namespace) -> tuple[Task, Simulator, Simulator]:
+    """The task that the options name, with its planner and judge."""
+    if options.task:
+        try:
+            task = Task.from_json(Path(options.task).read_text(encoding="utf-8"))
+        except (CorruptFile, UnicodeDecodeError) as error:
+            raise CorruptFile(f"{options.task}: {error}") from error
+        ids = (SIMULATOR, SIMULATOR)
+    else:
+        suite = suites.get(options.suite)
+        tasks = suite.tasks(options.split)
+        if not 0 <= options.index < len(tasks):
+            raise InvalidTask(f"{suite.key} has {options.split} tasks 0..{len(tasks) - 1}, not {options.index}")
+        task, ids = tasks[options.index], (suite.planner, suite.judge)
+    planner, judge = (simulators.make(options.simulator or simulator_id) for simulator_id in ids)
+    return task, planner, judge
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("shard-gym", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands.add_parser("suites", help="list the suites").set_defaults(run=list_suites)
+    commands.add_parser("agents", help="list the agents").set_defaults(run=list_agents)
+    command = commands.add_parser("solve", help="plan a task")
+    _add_task(command)
+    command.add_argument("--agent", required=True, help="a name from `shard-gym agents`, or module:Class")
+    command.add_argument("--seed", type=int)
+    command.add_argument("--budget", type=float, metavar="SECONDS")
+    command.add_argument("--out", type=Path, metavar="FILE", help="where to keep the plan, as JSON")
+    command.set_defaults(run=solve)
+    command = commands.add_parser("score", help="tell what a plan is worth")
+    _add_task(command)
+    command.add_argument("--plan", required=True, metavar="FILE")
+    command.set_defaults(run=score_plan)
+    command = commands.add_parser("replay", help="score stored results again; refuses what comes out otherwise")
+    command.add_argument("results", metavar="RESULTS.jsonl")
+    command.set_defaults(run=replay_results)
+    return parser
+
+
+def _add_task(command: argparse.ArgumentParser) -> None:
+    which = command.add_mutually_exclusive_group(required=True)
+    which.add_argument("--suite", help="a name from `shard-gym suites`")
+    which.add_argument("--task", metavar="FILE", help="a task as JSON")
+    command.add_argument("--index", type=int, default=0, help="of the task in the suite's split")
+    command.add_argument("--split", default="test", help="test, val or train")
+    command.add_argument("--simulator", metavar="ID", help=f"default: the suite's own, or {SIMULATOR}")

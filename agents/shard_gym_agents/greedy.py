@@ -1,0 +1,127 @@
+"""Greedy placement, costliest table first: one loop over named costs, and one over the predicted cost."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from shard_gym.errors import UnknownName
+from shard_gym.memory import table_bytes
+from shard_gym.plan import Plan
+from shard_gym.random_plans import no_room
+from shard_gym.simulators import FastSimulator
+from shard_gym.tables import TablePool
+from shard_gym.tasks import Task
+from shard_gym_agents.solver import refuse_constraints
+
+COSTS: dict[str, Callable[[TablePool], np.ndarray]] = {
+    "size": lambda t: t.weight_bytes,
+    "dim": lambda t: t.dim,
+    "lookup": lambda t: t.dim * t.pooling,
+    "size-lookup": lambda t: t.dim * t.pooling * t.weight_bytes,  # DreamShard's paper
+    "size-lookup-log": lambda t: t.dim * t.pooling * np.log10(t.rows),  # DreamShard's code
+}
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """Costliest table first, each to the device with the least cost so far that has room."""
+
+    track: ClassVar[str] = "blind"
+    deterministic: ClassVar[bool] = True
+    cost: str = "lookup"
+
+    def __post_init__(self) -> None:
+        if self.cost not in COSTS:
+            raise UnknownName("cost", self.cost, COSTS)
+
+    def __call__(self, task: Task, planner: object) -> Plan:
+        refuse_constraints(task)
+        cost = COSTS[self.cost](task.tables).astype(np.float64)
+        speed = task.speed
+        costs, size, free = cost.tolist(), table_bytes(task).tolist(), list(task.memory)
+        devices = [(0.0, d) for d in range(task.num_devices)]  # a heap of (cost so far, device)
+        placement = [-1] * task.num_tables
+        for t in np.argsort(-cost, kind="stable").tolist():
+            full = []
+            while devices and free[devices[0][1]] < size[t]:
+                full.append(heapq.heappop(devices))
+            if not devices:
+                raise no_room(task, t, np.array(free))
+            load, d = devices[0]
+            heapq.heapreplace(devices, (load + costs[t] / speed[d], d))
+            placement[t] = d
+            free[d] -= size[t]
+            for entry in full:
+                heapq.heappush(devices, entry)
+        return Plan(tuple(placement))
+
+
+@dataclass(frozen=True)
+class RoundRobin:
+    """Tables in the order given, dealt to the devices in turn; a full device is passed over."""
+
+    track: ClassVar[str] = "blind"
+    deterministic: ClassVar[bool] = True
+
+    def __call__(self, task: Task, planner: object) -> Plan:
+        refuse_constraints(task)
+        size, free, placement = table_bytes(task).tolist(), list(task.memory), []
+        turn = 0
+        for t in range(task.num_tables):
+            for step in range(task.num_devices):
+                d = (turn + step) % task.num_devices
+                if free[d] >= size[t]:
+                    break
+            else:
+                raise no_room(task, t, np.array(free))
+            placement.append(d)
+            free[d] -= size[t]
+            turn = d + 1
+        return Plan(tuple(placement))
+
+
+@dataclass(frozen=True)
+class CostGreedy:
+    """Costliest table first, each to the device whose predicted multi-table cost stays lowest.
+
+    AutoShard announces this baseline and never reports it. Costs come from running sums of table embeddings.
+    """
+
+    track: ClassVar[str] = "search"
+    deterministic: ClassVar[bool] = True
+
+    def __call__(self, task: Task, planner: FastSimulator) -> Plan:
+        refuse_constraints(task)
+        tables, size, free = planner.embed(task), table_bytes(task), task.capacity.copy()
+        sums = np.zeros((task.num_devices, tables.shape[1]))
+        placement = [-1] * task.num_tables
+        for t in np.argsort(-single_costs(task, planner), kind="stable").tolist():
+            cost = np.where(free >= size[t], costs_with(task, planner, sums, tables[t]), np.inf)
+            d = int(cost.argmin())
+            if cost[d] == np.inf:
+                raise no_room(task, t, free)
+            placement[t] = d
+            sums[d] += tables[t]
+            free[d] -= size[t]
+        return Plan(tuple(placement))
+
+
+def single_costs(task: Task, planner: FastSimulator) -> np.ndarray:
+    """Predicted computation of each table alone on a device, (N,) ms."""
+    sums = planner.embed(task)[:, None, :].repeat(task.num_devices, axis=1)
+    return planner.decode(task, sums).compute.max(axis=-1)
+
+
+def costs_with(task: Task, planner: FastSimulator, sums: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """What each device would cost if it took one more table: sums (K, H), table (H,) -> (K,)."""
+    if task.objective == "kernel":  # a device's cost depends on nothing but its own tables
+        return planner.decode(task, sums + table).compute
+    k = task.num_devices
+    each = np.broadcast_to(sums, (k, *sums.shape)).copy()
+    each[np.arange(k), np.arange(k)] += table
+    return planner.decode(task, each).cost(task.objective).diagonal()

@@ -1,0 +1,66 @@
+"""Random plans, and the best of many."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from shard_gym.errors import InfeasibleTask
+from shard_gym.memory import device_bytes
+from shard_gym.plan import Plan
+from shard_gym.random_plans import TRIES, first_fit_decreasing, random_placements
+from shard_gym.simulators import Simulator
+from shard_gym.tasks import Task
+from shard_gym_agents.solver import refuse_constraints, task_rng
+
+
+@dataclass(frozen=True)
+class Random:
+    """A uniform placement; drawn again while a device overflows, up to 1,000 times, then first-fit-decreasing."""
+
+    track: ClassVar[str] = "blind"
+    deterministic: ClassVar[bool] = False
+    seed: int = 0
+
+    def __call__(self, task: Task, planner: Simulator) -> Plan:
+        refuse_constraints(task)
+        rng = task_rng(self.seed, task)
+        drawn, size = 0, 1
+        while drawn < TRIES:
+            size = min(size, TRIES - drawn)
+            placements = rng.integers(task.num_devices, size=(size, task.num_tables))
+            fits = np.flatnonzero((device_bytes(task, placements) <= task.capacity).all(axis=1))
+            if len(fits):
+                return Plan(tuple(placements[fits[0]].tolist()))
+            drawn, size = drawn + size, 10 * size
+        return Plan(tuple(first_fit_decreasing(task).tolist()))
+
+
+@dataclass(frozen=True)
+class RandomSearch:
+    """The best of many random feasible plans, by predicted makespan."""
+
+    track: ClassVar[str] = "search"
+    deterministic: ClassVar[bool] = False
+    seed: int = 0
+    samples: int = 1_000  # AutoShard's Figure 9
+    budget: float = 0.0  # seconds; 0: `samples` plans, otherwise as many as fit
+
+    def __call__(self, task: Task, planner: Simulator) -> Plan:
+        refuse_constraints(task)
+        rng = task_rng(self.seed, task)
+        end = time.perf_counter() + self.budget
+        best, best_makespan, left = None, np.inf, self.samples
+        chunk = max(1, min(self.samples, 2_000_000 // (task.num_tables * 8)))
+        while best is None or (time.perf_counter() < end if self.budget else left > 0):
+            placements = random_placements(task, chunk if self.budget else min(chunk, left), rng)
+            makespans = planner.latency(task, placements).makespan(task.objective)
+            left -= len(placements)
+            if makespans.min() < best_makespan:
+                best, best_makespan = placements[makespans.argmin()], makespans.min()
+        if best is None:
+            raise InfeasibleTask("no random plan fits")
+        return Plan(tuple(best.tolist()))

@@ -1,0 +1,107 @@
+"""What makespans are measured against on each task: random plans, and the best plan anybody found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shard_gym import simulators
+from shard_gym.errors import CorruptFile, UnknownName
+from shard_gym.evaluate import Score, score
+from shard_gym.files import read_json, write_whole
+from shard_gym.plan import Plan
+from shard_gym.random_plans import random_placements
+from shard_gym.results import Result
+from shard_gym.simulators import FastSimulator, Simulator
+from shard_gym.suites import Suite
+from shard_gym.tasks import Task
+
+SCHEMA = "shard-gym/best-known/1"
+# Random plans a task where the suite holds no frozen reference: as frozen ones have, or what can be measured.
+FAST_PLANS, MEASURED_PLANS = 1_000, 10
+
+
+@dataclass(frozen=True, eq=False)
+class References:
+    """Per task: what a random plan takes on average, and the best known plan; ms, (T,)."""
+
+    random: np.ndarray
+    best: np.ndarray  # NaN where nothing is known
+    note: str = ""
+
+
+def references(suite: Suite, split: str, tasks: int, judge: str, best_known: Path) -> References:
+    """Those of a suite's first tasks, by that judge."""
+    used = suite.tasks(split)[:tasks]
+    note = ""
+    try:
+        random = suite.random_makespans(split, judge)[: len(used)]
+    except UnknownName:
+        random, plans = _drawn(used, simulators.make(judge))
+        note = f"The random reference was drawn here, {plans} plans a task: {judge} has no frozen one."
+    known = load_best(best_known / f"{suite.key}.json", judge, used)
+    best = np.array([known[t.hash]["makespan"] if t.hash in known else np.nan for t in used])
+    return References(random, best, note)
+
+
+def load_best(path: Path, judge: str, tasks: Iterable[Task]) -> dict[str, dict[str, Any]]:
+    """Task hash -> best known plan by that judge; a plan that is not worth what the file says is refused."""
+    known = _read(path).get(judge, {})
+    simulator = simulators.make(judge)
+    for task in tasks:
+        if task.hash in known and isinstance(simulator, FastSimulator):
+            entry = known[task.hash]
+            again = score(task, Plan.from_dict(entry["plan"]), simulator)
+            if not again.feasible or again.makespan != entry["makespan"]:
+                told = "infeasible" if not again.feasible else f"worth {again.makespan} ms"
+                raise CorruptFile(f"{path}: task {task.hash} says {entry['makespan']} ms, its plan is {told}")
+    return known
+
+
+def update_best(path: Path, judge: str, rows: Iterable[tuple[Result, Score | None]]) -> int:
+    """Keep the plans of `rows` that beat what the file knows; returns for how many tasks."""
+    best = _read(path)
+    known, improved = best.setdefault(judge, {}), set()
+    for result, found in rows:
+        if found is None or not found.feasible or result.plan is None:
+            continue
+        if result.task not in known or found.makespan < known[result.task]["makespan"]:
+            known[result.task] = {
+                "makespan": found.makespan,
+                "plan": result.plan.to_dict(),
+                "solver": result.agent,
+                "seed": result.seed,
+                "date": datetime.now(UTC).date().isoformat(),
+            }
+            improved.add(result.task)
+    if improved:
+        lines = ",\n".join(f"{json.dumps(j)}: {_entries(best[j])}" for j in sorted(best))
+        write_whole(path, f'{{"schema": "{SCHEMA}", "best": {{\n{lines}\n}}}}\n')
+    return len(improved)
+
+
+def _entries(known: dict[str, Any]) -> str:
+    """One task a line, so that a change can be read."""
+    return "{\n" + ",\n".join(f'"{task}": {json.dumps(known[task])}' for task in sorted(known)) + "\n}"
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    if not path.exists():
+        return {}
+    data = read_json(path)
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA or not isinstance(data.get("best"), dict):
+        raise CorruptFile(f"{path} does not hold best known plans of schema {SCHEMA}")
+    return data["best"]
+
+
+def _drawn(tasks: Iterable[Task], judge: Simulator) -> tuple[np.ndarray, int]:
+    plans = FAST_PLANS if isinstance(judge, FastSimulator) else MEASURED_PLANS
+    rng = np.random.default_rng(1000)
+    latencies = ((t, judge.latency(t, random_placements(t, plans, rng))) for t in tasks)
+    return np.array([latency.makespan(t.objective).mean() for t, latency in latencies]), plans

@@ -1,0 +1,207 @@
+"""Runs jobs side by side, each in its own worker, and keeps every finished run on disk until all are done.
+
+A run that broke off is taken up again by the same command: a job's runs lie in `<out>/partial`, under a key
+of all that decides them (agent, its config and source, suite, split, seed, simulators, limits, and all files
+of both packages). What a third party's module imports is not in the key: `--fresh` forgets what was kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import shard_gym_agents
+
+import shard_gym
+from benchmarks.progress import Progress
+from benchmarks.workers import Job, Worker, WorkerLost
+from shard_gym import simulators, suites
+from shard_gym.evaluate import Run, Score, judged, score
+from shard_gym.results import Result, append_result, recover_results
+from shard_gym.tasks import Task
+
+STRIKES = 3  # time-outs and deaths of an agent on a suite before it is given up
+LOST = ("late: ", "died: ")
+
+Judged = tuple[Result, Score | None]
+
+
+@dataclass
+class Campaign:
+    """What the threads of a run share."""
+
+    partial: Path  # folder of unfinished jobs
+    tasks: int | None = None  # the first so many only
+    fresh: bool = False  # forget what an earlier run kept
+    stopped: threading.Event = field(default_factory=threading.Event)
+    live: set[Worker] = field(default_factory=set)
+    strikes: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def start(self, job: Job) -> Worker:
+        """A worker that `stop` will end."""
+        worker = Worker(job)
+        self.live.add(worker)
+        if self.stopped.is_set():
+            worker.kill()
+        return worker
+
+    def end(self, worker: Worker | None) -> None:
+        """Kill a worker, if there is one."""
+        if worker is not None:
+            worker.kill()
+            self.live.discard(worker)
+
+    def stop(self) -> None:
+        """Kill all workers and start no other."""
+        self.stopped.set()
+        for worker in list(self.live):
+            worker.kill()
+
+
+class Seat:
+    """Keeps a job's worker alive: a killed or dead one is replaced for the next task."""
+
+    def __init__(self, job: Job, campaign: Campaign) -> None:
+        self.job, self.campaign = job, campaign
+        self.worker: Worker | None = None
+
+    def solve(self, index: int) -> Run:
+        """The agent's run on one task, whatever becomes of the agent."""
+        who = (self.job.suite, self.job.agent)
+        if self.campaign.strikes[who] >= STRIKES:
+            return Run(None, f"given up after {STRIKES} runs that were late or died", 0.0, 0)
+        try:
+            if self.worker is None:
+                self.worker = self.campaign.start(self.job)
+                if error := self.worker.about().get("error"):
+                    raise WorkerLost(f"died: on its restart: {error}")
+            run = self.worker.solve(index)
+        except WorkerLost as lost:
+            self.close()
+            self.campaign.strikes[who] += 1
+            return Run(None, str(lost), self.job.time_limit if str(lost).startswith("late") else 0.0, 0)
+        if run.wall_seconds > self.job.time_limit:
+            return replace(run, plan=None, error=f"late: {run.wall_seconds:.3g} s of {self.job.time_limit:g} s")
+        return run
+
+    def close(self) -> None:
+        """End the worker."""
+        self.campaign.end(self.worker)
+        self.worker = None
+
+
+def run_jobs(
+    jobs: Mapping[Job, dict[str, Any]], campaign: Campaign, workers: int
+) -> tuple[dict[Job, list[Judged]], bool]:
+    """All runs of all jobs (with what each agent is), by job in the order of tasks; whether all were done.
+
+    Ctrl-C ends it early: jobs then have the runs that were finished.
+    """
+    progress = Progress(sum(len(tasks_of(job, campaign.tasks)) for job in jobs))
+    done: dict[Job, list[Judged]] = {job: [] for job in jobs}
+    pool = ThreadPoolExecutor(workers)
+    try:
+        futures = [pool.submit(_run_job, job, jobs[job], campaign, done[job], progress) for job in jobs]
+        for future in as_completed(futures):
+            future.result()
+    except KeyboardInterrupt:
+        return done, False
+    finally:
+        campaign.stop()
+        pool.shutdown(cancel_futures=True)
+        progress.close()
+    return done, True
+
+
+def describe_agents(jobs: Sequence[Job], campaign: Campaign) -> dict[str, dict[str, Any]]:
+    """What each agent says it is, asked in a worker, as its import may crash or hang."""
+    about: dict[str, dict[str, Any]] = {}
+    for job in jobs:
+        worker = campaign.start(job)
+        try:
+            about[job.agent] = worker.about()
+        except WorkerLost as lost:
+            about[job.agent] = {"error": str(lost)}
+        finally:
+            campaign.end(worker)
+    return about
+
+
+def tasks_of(job: Job, limit: int | None) -> tuple[Task, ...]:
+    """The tasks that a job solves."""
+    return suites.get(job.suite).tasks(job.split)[:limit]
+
+
+def blank_result(job: Job, about: dict[str, Any]) -> Result:
+    """A result of the job, before anything is solved."""
+    return Result(
+        suite=job.suite,
+        index=-1,
+        task="",
+        agent=job.agent,
+        config=about.get("config", {}),
+        seed=about.get("seed"),
+        track=about.get("track", "search"),
+        plan=None,
+        error=about.get("error"),
+        makespan=None,
+        wall_seconds=0.0,
+        simulator_calls=0,
+        planner=job.planner,
+        judge=job.judge,
+    )
+
+
+def partial_path(job: Job, about: dict[str, Any], folder: Path) -> Path:
+    """Where a job keeps its runs; the name tells all that decides them."""
+    decides = {**asdict(job), "verbose": None, "about": about, "packages": _packages_digest()}
+    key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:12]
+    agent = "".join(c if c.isalnum() else "-" for c in job.agent)
+    return folder / f"{job.suite}.{agent}.{job.seed}.{key}.jsonl"
+
+
+def _run_job(job: Job, about: dict[str, Any], campaign: Campaign, done: list[Judged], progress: Progress) -> None:
+    """Append the job's runs to `done`, those of an earlier run first."""
+    path = partial_path(job, about, campaign.partial)
+    if campaign.fresh:
+        path.unlink(missing_ok=True)
+    kept = {r.task: r for r in recover_results(path)}
+    lost = sum((r.error or "").startswith(LOST) for r in kept.values())
+    campaign.strikes[job.suite, job.agent] += lost
+    judge, blank, seat = simulators.make(job.judge), blank_result(job, about), Seat(job, campaign)
+    try:
+        for index, task in enumerate(tasks_of(job, campaign.tasks)):
+            if earlier := kept.get(task.hash):
+                found = None if earlier.plan is None else score(task, earlier.plan, judge)
+                done.append((replace(earlier, index=index), found))
+            elif campaign.stopped.is_set():
+                return
+            else:
+                run = Run(None, blank.error, 0.0, 0) if blank.error else seat.solve(index)
+                if campaign.stopped.is_set():
+                    return  # the run was cut short, whatever it says
+                done.append(judged(blank, index, task, run, judge))
+                if not (run.error or "").startswith("given up"):
+                    append_result(path, done[-1][0])
+            progress.step(f"{job.suite} {job.agent} seed {job.seed}", fresh=earlier is None)
+    finally:
+        seat.close()
+
+
+@cache
+def _packages_digest() -> str:
+    """Of every file in both packages, so that an edit never meets runs made before it."""
+    digest = hashlib.sha256()
+    for package in (shard_gym, shard_gym_agents):
+        folder = Path(str(package.__file__)).parent
+        for path in sorted(p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
+            digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,219 @@
+"""How fast the package is, on one core, each figure beside its target.
+
+    python -m benchmarks.throughput [--json] [--only step] [--repeats 15]
+
+Times are the median and the best of the repeats. Every case runs in a process of its own: once a process has
+freed a large array, glibc keeps such memory, and what is measured later is up to twice as fast. A step is
+measured against gymnasium's CartPole-v1, the two taking turns in one process, so that the ratio survives a noisy
+machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing import get_context
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import shard_gym_agents
+
+from shard_gym import simulators, suites
+from shard_gym.metasyn import load_metasyn, metasyn
+from shard_gym.traces import trace
+
+STEPS = 800  # of a repeat, in whole episodes
+SMALL, LARGE = "MetaSyn-80x8", "MetaSyn-800x80"
+GREEDIES = ("size", "dim", "lookup", "size-lookup", "size-lookup-log")
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured quantity; at most `target`, or at least it where `more_is_better`."""
+
+    what: str
+    unit: str
+    median: float
+    best: float
+    target: float | None = None
+    more_is_better: bool = False
+
+    @property
+    def ratio(self) -> float | None:
+        """Of the target used up: 1 or less meets it."""
+        if self.target is None:
+            return None
+        return self.target / self.median if self.more_is_better else self.median / self.target
+
+    def line(self) -> str:
+        """One row of the report."""
+        target = "" if self.target is None else f"{self.target:g}"
+        ratio = "" if self.ratio is None else f"{self.ratio:.2f}{'  MISSED' if self.ratio > 1 else ''}"
+        return f"{self.what:48} {self.median:10.3f} {self.best:10.3f} {target:>7}  {self.unit:12} {ratio}"
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    """Wall time of one call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def timed(what: str, call: Callable[[], Any], repeats: int, target_ms: float) -> list[Figure]:
+    """Milliseconds of a call, after one to warm up."""
+    call()
+    ms = [1e3 * seconds(call) for _ in range(repeats)]
+    return [Figure(what, "ms", float(np.median(ms)), min(ms), target_ms)]
+
+
+def microseconds_a_step(env: gym.Env, actions: list[int]) -> float:
+    """Mean time of a step over whole episodes, ends included, resets not."""
+    spent, steps, over = 0.0, 0, True
+    while steps < len(actions) or not over:
+        if over:
+            env.reset()
+        action = actions[steps % len(actions)]
+        start = time.perf_counter()
+        over = env.step(action)[2]
+        spent += time.perf_counter() - start
+        steps += 1
+    return 1e6 * spent / steps
+
+
+def step(repeats: int, name: str, observation: str, wrapped: bool, target: float | None) -> list[Figure]:
+    """Random steps of the environment beside CartPole's; every task was prepared before."""
+    rng = np.random.default_rng(0)
+    env, cart = gym.make(f"ShardGym-{name}", observation=observation), gym.make("CartPole-v1")
+    devices, tasks = env.get_wrapper_attr("num_devices"), env.get_wrapper_attr("bank").tasks
+    cart.reset(seed=0)
+    env.reset(seed=0)
+    for task in tasks:
+        env.reset(options={"task": task})
+    actions, pushes = rng.integers(devices, size=STEPS).tolist(), rng.integers(2, size=STEPS).tolist()
+    ours, theirs = (env, cart) if wrapped else (env.unwrapped, cart.unwrapped)
+    microseconds_a_step(ours, actions)
+    pairs = [(microseconds_a_step(ours, actions), microseconds_a_step(theirs, pushes)) for _ in range(repeats)]
+    us, ratio = [a for a, _ in pairs], [a / b for a, b in pairs]
+    what = f"step {name}, {observation}{', gym.make' if wrapped else ''}"
+    return [
+        Figure(what, "us", float(np.median(us)), min(us)),
+        Figure(f"{what} / CartPole", "x", float(np.median(ratio)), min(ratio), target),
+    ]
+
+
+def imports(repeats: int) -> list[Figure]:
+    """What `import shard_gym` costs after gymnasium, each time in a new process."""
+    program = "import time, gymnasium; t = time.perf_counter(); import shard_gym; print(time.perf_counter() - t)"
+    command = [sys.executable, "-c", program]
+    subprocess.run(command, check=True, capture_output=True)  # compiles
+    ms = [1e3 * float(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(repeats)]
+    return [Figure("import shard_gym after gymnasium", "ms", float(np.median(ms)), min(ms), 100)]
+
+
+def plan(repeats: int, solver: str, name: str, target: float) -> list[Figure]:
+    """One task of a suite planned by a solver."""
+    suite = suites.get(name)
+    task, planner, solve = (
+        suite.tasks("test")[0],
+        simulators.make(suite.planner),
+        shard_gym_agents.make(solver),
+    )
+    return timed(f"{solver}, {name}", lambda: solve(task, planner), repeats, target)
+
+
+def build(repeats: int) -> list[Figure]:
+    """A pool of 856 tables made up."""
+    return timed("metasyn(0)", lambda: metasyn(0), repeats, 1000)
+
+
+def load(repeats: int) -> list[Figure]:
+    """The frozen pool read from its file."""
+
+    def read() -> None:
+        load_metasyn.cache_clear()
+        load_metasyn()
+
+    return timed("load_metasyn()", read, repeats, 50)
+
+
+def indices(repeats: int) -> list[Figure]:
+    """The index trace of a large table, a new one each time."""
+    pool = load_metasyn()
+    table = int(np.argsort(pool.lookups)[len(pool) * 9 // 10])
+    count = len(trace(pool, table)[0])
+    rate = [count / seconds(partial(trace, pool, table, seed=1 + i)) / 1e6 for i in range(repeats)]
+    return [Figure(f"trace, {count:,} indices", "M indices/s", float(np.median(rate)), max(rate), 10, True)]
+
+
+Case = Callable[[int], list[Figure]]
+CASES: dict[str, list[Case]] = {
+    "step": [
+        *(
+            partial(step, name=name, observation="table", wrapped=False, target=1.0)
+            for name in (SMALL, LARGE, "Core-80x8", "Tight-80x8", "DLRM-10x4")
+        ),
+        *(partial(step, name=SMALL, observation=o, wrapped=False, target=None) for o in ("full", "set")),
+        *(partial(step, name=SMALL, observation=o, wrapped=True, target=None) for o in ("table", "full", "set")),
+    ],
+    "imports": [imports],
+    "plans": [
+        partial(plan, solver="random-search", name=SMALL, target=10.0),  # its default is 1,000 samples
+        *(
+            partial(plan, solver=solver, name=name, target=target)
+            for name, target in ((SMALL, 0.3), (LARGE, 5.0))
+            for solver in ("round-robin", *(f"{cost}-greedy" for cost in GREEDIES))
+        ),
+        partial(plan, solver="cost-greedy", name=SMALL, target=1.0),
+        partial(plan, solver="cost-greedy", name=LARGE, target=50.0),
+    ],
+    "pools": [build, load, indices],
+}
+
+
+def run(case: Case, repeats: int) -> list[Figure]:
+    """A case, in the process that it was sent to."""
+    return case(repeats)
+
+
+def measure(group: str, repeats: int) -> Iterator[Figure]:
+    """All figures, or those of one group; every case in a fresh process."""
+    cases = [case for name, group_cases in CASES.items() if group in ("", name) for case in group_cases]
+    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        for figures in pool.imap(partial(run, repeats=repeats), cases):
+            yield from figures
+
+
+def positive(text: str) -> int:
+    """A number of repeats."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+def main() -> None:
+    """Pin to one core and one thread, measure, print each figure when it is there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    parser.add_argument("--only", default="", choices=CASES, help="one group of cases")
+    parser.add_argument("--repeats", type=positive, default=15)
+    args = parser.parse_args()
+    os.environ |= ONE_THREAD  # the processes of the cases inherit both, before they import numpy
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    if not args.json:
+        print(f"{'':48} {'median':>10} {'best':>10} {'target':>7}  {'unit':12} ratio")
+    for f in measure(args.only, args.repeats):
+        print(json.dumps(asdict(f) | {"ratio": f.ratio}) if args.json else f.line(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+"""ShardGym: environments, simulators and tasks for sharding the embedding tables of recommendation models."""
+
+import gymnasium
+
+from shard_gym import simulators, suites
+from shard_gym.errors import ShardGymError
+from shard_gym.plan import Plan
+from shard_gym.tables import TablePool, make_pool
+from shard_gym.tasks import Constraints, Task
+
+__version__ = "0.1.0"
+__all__ = ["Constraints", "Plan", "ShardGymError", "TablePool", "Task", "make_pool", "simulators", "suites"]
+
+for _suite in suites.SUITES.values():
+    gymnasium.register(_suite.env_id, entry_point="shard_gym.env:make_env", kwargs={"suite": _suite.key})

@@ -1,0 +1,227 @@
+"""The environment: one table a step, onto one of K devices."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from shard_gym import rewards, simulators
+from shard_gym.bank import Bank
+from shard_gym.episodes import FIXED_ORDERS, ORDERS, Episode, Prepared, State, hashed, shuffled, task_index
+from shard_gym.errors import InvalidTask, ShardGymError, UnknownName
+from shard_gym.observations import OBSERVATIONS
+from shard_gym.render import describe
+from shard_gym.rewards import REWARDS
+from shard_gym.simulators import FastSimulator, Simulator
+from shard_gym.suites import Suite
+from shard_gym.tasks import Task
+
+DEFAULT_SIMULATOR = "roofline:rtx2080ti-x4-v1"  # for tasks that belong to no suite
+_OUTSIDE = -1  # index of a task that is not in the bank
+
+
+class NoEpisode(ShardGymError, gym.error.ResetNeeded):
+    """There is no episode under way: it has not begun, or it is over."""
+
+
+class BadAction(ShardGymError, gym.error.InvalidAction):
+    """An action is not the index of a device."""
+
+
+class ShardingEnv(gym.Env[Any, Any]):
+    """Place a task's embedding tables on K devices, one a step, so that the slowest device is fast.
+
+    `gym.make("ShardGym-MetaSyn-80x8", split="train")`, or `ShardingEnv(tasks=[my_task, ...])`.
+
+    **Episodes.** An episode places every table of one task once. Which task is a hash of the environment's
+    seed and the episode's number: `reset(seed=s)` sets the seed and episode 0, `reset()` moves on to the next
+    one, and an environment never seeded draws a seed. `reset(options={"task": task})` plays that task instead
+    and does not take a number. Tables come in descending predicted cost of each alone, ties by index
+    (`order="cost"`), by bytes (`"size"`, the default of Tight suites, where cost order runs into dead ends),
+    as listed (`"given"`), or in an order of each episode's own (`"random"`).
+
+    **Actions.** `Discrete(K)`: the device of the next table. A table may be put where it does not fit; the
+    penalty comes at the end. `action_masks()`, and `info["action_mask"]` after `reset` and `step`, say where
+    it fits; all ones when it fits nowhere.
+
+    **Observations.** `observation="table"` (default) is `Box[22]`: the 21 features of the next table,
+    standardised by constants from the suite's training tables, and the share of tables placed. It does not
+    show the devices, so it is *not* Markov: use a recurrent policy. At the end: zeros and 1. `"full"` is a
+    `Dict`: `table` (as above), `devices` [K, 4 + H] (used memory over the device's own, free memory over the
+    largest device's, predicted cost over an even share of all tables' single costs, speed over the fastest,
+    the sum of its tables' embeddings over an even share), `remaining` [5] (tables, summed single cost, bytes
+    and columns left, and the dearest left over the dearest of all) and `action_mask` [K]. It is what a
+    feed-forward policy can use, but tables still to come are only summed up, so it is nearly Markov, not
+    quite. `"set"` is Markov within a suite, a `Dict` padded to the bank's longest task: `tables` [N, 21],
+    `sizes` [N] (bytes over the largest device's), `device` [N] (-1: not placed), `order` [N] (table of each
+    step, -1: padding), `position` [1], `capacity` and `speed` [K], `action_mask` [K].
+
+    **Rewards** are 0 before the end. `reward="balance"` (default of kernel suites): the fastest over the
+    slowest device's computation, or -max_k((used - capacity) / capacity) when a device is over. `"latency"`
+    (default of iteration suites): -makespan / reference, or -(R + overshoot), where R is the worst device
+    holding everything, over the reference; a suite's reference is the mean makespan of random plans, any
+    other task's is that worst device. A feasible plan is never held to be worse than R, so every infeasible
+    end scores below every feasible one. `"dense"` pays at each step what the partial plan's score changed; it
+    sums to `"latency"`. A broken constraint of the task counts as an overshoot of one.
+
+    **Ends.** `terminated` with the last table, never `truncated`. The last `info` holds `plan`, `latency`,
+    `makespan` (ms), `balance`, `feasible` (memory and constraints) and `task` (its hash).
+
+    **Arguments.** `tasks`: a suite's name, tasks, or a `Bank`, which may scale features (raw by default).
+    `split`: "train", "val" or "test". `simulator`: an id or a simulator; the suite's planner by default. One
+    that is not fast serves "table" and "set"; give it `order="size"`, or it costs every table alone first.
+    `render_mode="ansi"`: text.
+    """
+
+    metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012  # gymnasium's own declaration
+
+    def __init__(
+        self,
+        tasks: str | Suite | Bank | Sequence[Task],
+        split: str = "train",
+        observation: str = "table",
+        reward: str | None = None,
+        order: str | None = None,
+        simulator: str | Simulator | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        self.bank = bank = Bank.of(tasks, split)
+        suite, task = bank.suite, bank.tasks[0]
+        default_reward = "balance" if task.objective == "kernel" else "latency"
+        default_order = "size" if suite and suite.name.startswith("Tight") else "cost"
+        self.observation = _known("observation", observation, OBSERVATIONS)
+        self.reward = _known("reward", reward or default_reward, REWARDS)
+        self.order = _known("order", order or default_order, ORDERS)
+        self._fixed_order = "given" if self.order == "random" else self.order
+        self.render_mode = _known("render_mode", render_mode, (None, *self.metadata["render_modes"]))
+        wanted = simulator or (suite.planner if suite else DEFAULT_SIMULATOR)
+        self.simulator = simulators.make(wanted) if isinstance(wanted, str) else wanted
+        if observation == "full" and not isinstance(self.simulator, FastSimulator):
+            raise InvalidTask(f'"full" shows embeddings and {self.simulator.id} has none: use "table" or "set"')
+        self.most_tables = max(t.num_tables for t in bank.tasks)
+        self._dense, self._shown = self.reward == "dense", OBSERVATIONS[observation]
+        self._observe, self._track = self._shown.observe, self._dense or self._shown.needs_sums
+        self._prepared: dict[int, Episode] = {}
+        self._seed, self._episode = -1, 0
+        self._state: State | None = None
+        self._paid = 0.0  # dense rewards of this episode so far
+        self.num_devices = task.num_devices
+        self.action_space = spaces.Discrete(task.num_devices)
+        self.observation_space = self._shown.space(self._prepare(task, _OUTSIDE), self.most_tables)
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin the next episode, the first one of `seed`, or that of `options={"task": task}`."""
+        super().reset(seed=seed)
+        if seed is not None:
+            self._seed, self._episode = seed, 0
+        elif self._seed < 0:
+            self._seed = int(self.np_random.integers(2**63))
+        state = self._state = State.start(self._next(options or {}), self._track)
+        self._paid = 0.0
+        return self._observe(state, self.most_tables), {"action_mask": state.mask()}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Put the next table on device `action`."""
+        state = self._state
+        if state is None or state.done:
+            self._refuse_step()
+        if action.__class__ is not int:
+            action = _index(action, self.num_devices)
+        if not 0 <= action < self.num_devices:
+            raise BadAction(f"action {action} is no device: choose one of 0..{self.num_devices - 1}")
+        state.place(action)
+        shown = self._observe(state, self.most_tables)
+        if state.done:
+            end = rewards.outcome(state)
+            reward = rewards.end_reward(self.reward, state, end) - self._paid
+            return shown, reward, True, False, end.info(state)
+        return shown, self._pay(state) if self._dense else 0.0, False, False, {"action_mask": state.mask()}
+
+    def action_masks(self) -> np.ndarray:
+        """Where the next table fits, bool (K,); all ones when it fits nowhere. The name is sb3-contrib's."""
+        return self._started().mask().astype(bool)
+
+    def render(self) -> str | None:  # type: ignore[override]
+        """The devices as text, if the environment was made with render_mode="ansi"."""
+        if self.render_mode is None:
+            gym.logger.warn('render() shows nothing: make the environment with render_mode="ansi"')
+            return None
+        return describe(self._started())
+
+    def _next(self, options: Mapping[str, Any]) -> Episode:
+        """The episode to play now, its task prepared once if it is in the bank."""
+        for option in options.keys() - {"task"}:
+            raise UnknownName("reset option", option, ["task"])
+        number, given = self._episode, options.get("task")
+        if given is None:
+            index = task_index(self._seed, number, len(self.bank.tasks))
+            self._episode += 1
+        else:
+            index = self._find(given)
+        episode = self._prepared.get(index)
+        if episode is None:
+            prepared = self._prepare(self.bank.tasks[index] if given is None else given, index)
+            episode = Episode(prepared, FIXED_ORDERS[self._fixed_order](prepared))
+        if index != _OUTSIDE:
+            self._prepared[index] = episode
+        if self.order == "random":
+            return Episode(episode.prepared, shuffled(len(episode.order), hashed(self._seed, number)))
+        return episode
+
+    def _find(self, task: Any) -> int:
+        """Where a task of the caller's is in the bank."""
+        if not isinstance(task, Task) or task.num_devices != self.num_devices:
+            raise InvalidTask(f"options['task'] must be a shard_gym.Task with {self.num_devices} devices")
+        if self.observation == "set" and task.num_tables > self.most_tables:
+            raise InvalidTask(f'"set" shows {self.most_tables} tables at most, not {task.num_tables}')
+        return next((i for i, t in enumerate(self.bank.tasks) if t == task), _OUTSIDE)
+
+    def _prepare(self, task: Task, index: int) -> Prepared:
+        frozen = index != _OUTSIDE and self.reward != "balance"
+        random_makespan = self.bank.random_makespan(index) if frozen else None
+        return Prepared(task, self.simulator, self.bank.standardised(task), random_makespan)
+
+    def _pay(self, state: State) -> float:
+        """The dense reward of a step, kept so that all of them sum to the end's."""
+        before, self._paid = self._paid, rewards.return_so_far(state)
+        return self._paid - before
+
+    def _started(self) -> State:
+        if self._state is None:
+            raise NoEpisode("there is no episode yet: call reset() first")
+        return self._state
+
+    def _refuse_step(self) -> NoReturn:
+        self._started()
+        raise NoEpisode("every table is placed and the episode is over: call reset() before the next step")
+
+
+def make_env(
+    suite: str,
+    split: str = "train",
+    observation: str = "table",
+    reward: str | None = None,
+    order: str | None = None,
+    simulator: str | Simulator | None = None,
+    render_mode: str | None = None,
+) -> ShardingEnv:
+    """The environment of a suite; what the ids are registered with."""
+    return ShardingEnv(suite, split, observation, reward, order, simulator, render_mode)
+
+
+def _known(kind: str, name: Any, valid: Any) -> Any:
+    if name not in valid:
+        raise UnknownName(kind, name, valid)
+    return name
+
+
+def _index(action: Any, devices: int) -> int:
+    try:
+        return operator.index(action)
+    except TypeError as error:
+        raise BadAction(f"an action is one of the ints 0..{devices - 1}, got {action!r:.80}") from error

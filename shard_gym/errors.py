@@ -1,0 +1,43 @@
+"""What can go wrong, one class each, so that callers can tell bad input from bad luck."""
+
+
+class ShardGymError(Exception):
+    """Base of every error that ShardGym raises on purpose."""
+
+
+class InvalidPool(ShardGymError, ValueError):
+    """A column of tables has the wrong length, type or range."""
+
+
+class InvalidTask(ShardGymError, ValueError):
+    """A task contradicts itself, or names something that does not exist."""
+
+
+class InvalidPlan(ShardGymError, ValueError):
+    """A plan does not place the tables of its task on the devices of its task."""
+
+
+class InfeasibleTask(ShardGymError):
+    """No device has room; the message names the table, the device and the missing bytes."""
+
+
+class CorruptFile(ShardGymError, ValueError):
+    """A file is not what it says it is; the message names the path and where in it."""
+
+
+class MissingDependency(ShardGymError, ImportError):
+    """An optional package is absent; the message is the command that installs it."""
+
+
+class SimulatorError(ShardGymError):
+    """A simulator cannot answer what it was asked."""
+
+
+class UnknownName(ShardGymError, KeyError):
+    """A name that is in no registry; the message lists the valid ones."""
+
+    def __init__(self, kind: str, name: object, valid: object) -> None:
+        super().__init__(f"unknown {kind} {name!r}; choose one of: {', '.join(sorted(map(str, valid)))}")  # type: ignore[call-overload]
+
+    def __str__(self) -> str:
+        return str(self.args[0])

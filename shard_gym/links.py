@@ -1,0 +1,57 @@
+"""The wires of an all-to-all: which devices share what, and how fast it is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from shard_gym.errors import InvalidTask
+
+
+@dataclass(frozen=True)
+class Links:
+    """Devices in groups (a node, or a PCIe switch), joined by uplinks.
+
+    Rates are achieved bytes a millisecond in one direction. A device sends its pooled rows to every other one:
+    traffic inside a group uses its port; what leaves the group uses the group's uplink, shared by its devices;
+    `fabric` carries everything (host memory, where there is no peer-to-peer). Their times add up.
+    """
+
+    port: float  # of each device, towards its group
+    latency_ms: float = 0.0  # of one all-to-all
+    group: int = 0  # devices a group; 0: all in one
+    uplink: float = math.inf  # of each group
+    fabric: float = math.inf  # of the whole machine
+    peer_to_peer: bool = True  # False: traffic inside a group takes the uplink too
+
+    def __post_init__(self) -> None:
+        if not (min(self.port, self.uplink, self.fabric) > 0 and self.latency_ms >= 0 and self.group >= 0):
+            raise InvalidTask(f"links need positive rates, latency >= 0 and group >= 0, got {self}")
+
+    def all_to_all_ms(self, dims: np.ndarray, batch: int) -> np.ndarray:
+        """Time of one all-to-all on each device, given the summed columns each holds; (..., K) -> (..., K).
+
+        Device d sends batch * dims_d * 4 bytes (pooled output is fp32), 1/K of it to each device, and receives
+        batch/K * 4 * (sum of all dims). Links carry both ways at once, so the larger one counts. The two passes
+        mirror each other (what was sent comes back), so one function serves both.
+        """
+        devices = dims.shape[-1]
+        if devices == 1:
+            return np.zeros(dims.shape)
+        group = min(self.group or devices, devices)
+        if devices % group:
+            raise InvalidTask(f"{devices} devices do not fill groups of {group}")
+        slice_bytes = 4.0 * batch / devices  # one column's output for the samples of one device
+        total = dims.sum(axis=-1, keepdims=True)
+        in_groups = dims.reshape(*dims.shape[:-1], devices // group, group)
+        group_dims = np.broadcast_to(in_groups.sum(axis=-1, keepdims=True), in_groups.shape).reshape(dims.shape)
+
+        near = np.maximum(dims * (group - 1), group_dims - dims)  # inside the group: sent, received
+        far = np.maximum(group_dims * (devices - group), (total - group_dims) * group)
+        if not self.peer_to_peer:
+            far = np.maximum(group_dims * (devices - 1), (total - group_dims) * group + group_dims * (group - 1))
+            near = np.maximum(dims * (devices - 1), total - dims)
+        crossing = total * (devices - 1)
+        return self.latency_ms + slice_bytes * (near / self.port + far / self.uplink + crossing / self.fabric)

@@ -1,0 +1,55 @@
+"""Bytes that a table costs on its device, and what is left there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from shard_gym.tables import TablePool
+from shard_gym.tasks import Task
+
+# Bytes of state FBGEMM keeps beside the weights; states are fp32 whatever the weights are.
+OPTIMIZER_BYTES: dict[str, Callable[[TablePool], np.ndarray]] = {
+    "sgd": lambda t: np.zeros(len(t), np.int64),
+    "rowwise_adagrad": lambda t: 4 * t.rows,
+    "adam": lambda t: 2 * 4 * t.rows * t.dim,
+}
+
+
+def table_bytes(task: Task) -> np.ndarray:
+    """Bytes each table takes on the device that holds it, (N,) int64.
+
+    Accounting "weights" counts the weights, as the papers do; "training" adds the optimizer's state.
+    """
+    weights = task.tables.weight_bytes
+    return weights if task.accounting == "weights" else weights + OPTIMIZER_BYTES[task.optimizer](task.tables)
+
+
+def device_sums(values: np.ndarray, placements: np.ndarray, num_devices: int) -> np.ndarray:
+    """Sum of each device's tables: values (N, H), placements int (..., N) with -1 for none -> (..., K, H).
+
+    Exact, and so independent of order, for whole numbers and multiples of 2**-14 (below 2**53 in units of them).
+    """
+    placements = np.asarray(placements)
+    flat = placements.reshape(-1, placements.shape[-1])
+    plans, buckets = len(flat), num_devices + 1  # the last bucket takes what is not placed
+    index = np.where(flat < 0, num_devices, flat) + buckets * np.arange(plans)[:, None]
+    index = index.ravel()
+    sums = np.empty((values.shape[1], plans * buckets))
+    for h, column in enumerate(values.T):
+        weights = np.broadcast_to(column, flat.shape).ravel()
+        sums[h] = np.bincount(index, weights, minlength=plans * buckets)
+    by_device = sums.reshape(-1, plans, buckets)[:, :, :num_devices]
+    return by_device.transpose(1, 2, 0).reshape(*placements.shape[:-1], num_devices, values.shape[1])
+
+
+def device_bytes(task: Task, placements: np.ndarray) -> np.ndarray:
+    """Bytes used on each device; placements int (..., N) -> (..., K) int64."""
+    values = table_bytes(task).astype(np.float64)[:, None]
+    return device_sums(values, placements, task.num_devices)[..., 0].astype(np.int64)
+
+
+def overshoot(task: Task, used: np.ndarray) -> np.ndarray:
+    """max_k (used_k - capacity_k) / capacity_k; positive when a device is over. (..., K) -> (...)."""
+    return ((used - task.capacity) / task.capacity).max(axis=-1)

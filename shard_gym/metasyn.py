@@ -1,0 +1,218 @@
+"""MetaSyn: a synthetic pool of tables that agrees with all that is published of dlrm_datasets 2021.
+
+Published are totals (locality.py) and the range of rows and pooling factors (AutoShard, Table 1); single tables
+are not. `metasyn` draws rows and pooling per table, then spreads the published histograms over tables by
+iterative proportional fitting, in whole numbers, so that every table's index trace exists.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+import numpy as np
+
+from shard_gym.errors import InvalidPool
+from shard_gym.locality import BASE_2021, LocalityStats
+from shard_gym.tables import BIN_EDGES, NUM_BINS, TablePool, use_histogram
+
+ROWS_MAX, ROWS_MEAN = 12_543_670, 4_107_458  # AutoShard, Table 1; the minimum is 1
+POOLING_MAX = 193  # as there; the minimum is 0, a table nobody looks up
+# Shape of the Weibull that pooling is drawn from. Not published: fitted to the ratios between plans that both
+# papers report (`python -m benchmarks.papers metasyn` prints the fit). Below 1 single tables bound the tasks.
+POOLING_SHAPE = 0.85
+TINY_ROWS = 1_000  # tables up to this size are counted row by row
+LOW = BIN_EDGES[:-1] + 1  # fewest and most uses of a row in each bin
+HIGH = BIN_EDGES[1:]
+
+
+def metasyn(
+    seed: int, n: int = 856, stats: LocalityStats = BASE_2021, pooling_shape: float = POOLING_SHAPE
+) -> TablePool:
+    """A pool of n tables with the statistics of `stats`; equal arguments give equal pools."""
+    if n < 8:
+        raise InvalidPool(f"a MetaSyn pool needs at least 8 tables to have the published extremes, got {n}")
+    rng = np.random.default_rng([seed, n])
+    share = n / stats.tables
+    lookups = _draw_lookups(rng, n, round(stats.indices * share), stats.batch, pooling_shape)
+    rows = _draw_rows(rng, n)
+    while abs(np.corrcoef(rows, lookups)[0, 1]) > 0.05:  # published: no relation
+        rng.shuffle(rows)
+    touched, looked_up = _spread(rng, rows, lookups, *_bin_totals(stats, share))
+    distinct = touched.sum(axis=1)
+    return TablePool(
+        rows=rows,
+        dim=np.full(n, 16),
+        pooling=lookups / stats.batch,
+        distinct=distinct,
+        uses=touched / np.maximum(distinct, 1)[:, None],
+        accesses=looked_up / np.maximum(lookups, 1)[:, None],
+        name=tuple(f"metasyn{seed}_{i:03d}" for i in range(n)),
+        dtype=("fp16",) * n,
+        reference_batch=stats.batch,
+    )
+
+
+@cache
+def load_metasyn(seed: int = 0, n: int = 856) -> TablePool:
+    """A frozen pool that comes with the package, the same bit for bit on every machine."""
+    path = files("shard_gym") / "data" / f"metasyn_{seed}_{n}.npz"
+    if not path.is_file():
+        raise InvalidPool(f"no frozen MetaSyn pool of seed {seed} and {n} tables; metasyn({seed}, {n}) builds one")
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
+        return unpack(data["counts"], f"metasyn{seed}")
+
+
+def pack(pool: TablePool) -> np.ndarray:
+    """A pool of equal dims as whole numbers, (N, 36): rows, lookups, rows touched and lookups by bin."""
+    touched, looked_up = pool.use_counts()
+    return np.column_stack([pool.rows, pool.lookups, touched, looked_up]).astype(np.int32)
+
+
+def unpack(counts: np.ndarray, prefix: str) -> TablePool:
+    """The pool that `pack` packed, with 16 columns a table."""
+    rows, lookups = counts[:, 0].astype(np.int64), counts[:, 1].astype(np.int64)
+    touched, looked_up = counts[:, 2 : 2 + NUM_BINS], counts[:, 2 + NUM_BINS :]
+    distinct = touched.sum(axis=1)
+    n = len(counts)
+    return TablePool(
+        rows=rows,
+        dim=np.full(n, 16),
+        pooling=lookups / BASE_2021.batch,
+        distinct=distinct,
+        uses=touched / np.maximum(distinct, 1)[:, None],
+        accesses=looked_up / np.maximum(lookups, 1)[:, None],
+        name=tuple(f"{prefix}_{i:03d}" for i in range(n)),
+        dtype=("fp16",) * n,
+    )
+
+
+def _draw_lookups(rng: np.random.Generator, n: int, total: int, batch: int, shape: float) -> np.ndarray:
+    """Lookups a batch of each table: stratified Weibull, one table at the maximum, one unused, the exact total."""
+    most = POOLING_MAX * batch
+    quantile = (np.arange(n - 2) + rng.random(n - 2)) / (n - 2)
+    drawn = (-np.log1p(-quantile)) ** (1 / shape)
+    low, high = 0.0, total / drawn.sum() * 4
+    for _ in range(60):  # the scale at which the capped draws have the published sum
+        scale = (low + high) / 2
+        low, high = (scale, high) if np.minimum(drawn * scale, most).sum() < total - most else (low, scale)
+    lookups = np.array([most, 0, *np.minimum(np.rint(drawn * low), most)], np.int64)
+    lookups[np.argsort(lookups)[n // 2]] += total - lookups.sum()
+    rng.shuffle(lookups)
+    return lookups
+
+
+def _draw_rows(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Rows of each table: mostly millions, lognormal below the maximum, a few small tables, one single row."""
+    small = np.exp(rng.uniform(np.log(2), np.log(1e6), n // 25))
+    spread = rng.standard_normal(n - 2 - len(small)) * 0.6
+    wanted = ROWS_MEAN * n - ROWS_MAX - 1 - small.sum()
+    low, high = 0.0, float(ROWS_MAX)
+    for _ in range(60):
+        median = (low + high) / 2
+        low, high = (median, high) if np.minimum(np.exp(spread) * median, ROWS_MAX).sum() < wanted else (low, median)
+    rows = np.array([ROWS_MAX, 1, *small, *np.minimum(np.exp(spread) * low, ROWS_MAX)])
+    rows = np.maximum(np.rint(rows), 1).astype(np.int64)
+    rng.shuffle(rows)
+    return rows
+
+
+def _bin_totals(stats: LocalityStats, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Lookups of each bin, and mean uses of its rows, such that both published histograms hold.
+
+    Rows used once or twice make one and two lookups each. Published shares have three digits: where the share of
+    rows is too small for them, the mean uses are taken at 0.72 of the bin's upper edge, as in the other bins.
+    """
+    uses, accesses = np.array(stats.uses, np.float64), np.array(stats.accesses, np.float64)
+    mean_uses = stats.indices / stats.distinct
+    accesses[:2] = uses[0] / mean_uses, 2 * uses[1] / mean_uses  # the two identities
+    accesses[2:] *= (1 - accesses[:2].sum()) / accesses[2:].sum()
+    typical = 0.72 * np.minimum(HIGH.astype(np.float64), 2.0**16)
+    printed = uses >= 0.01
+    uses = np.where(printed, uses, accesses * mean_uses / typical)
+    free = printed & (np.arange(NUM_BINS) > 1)
+    uses[free] *= (1 - uses[~free].sum()) / uses[free].sum()
+    return accesses * stats.indices * share, np.clip(accesses * mean_uses / uses, LOW, HIGH)
+
+
+def _spread(
+    rng: np.random.Generator,
+    rows: np.ndarray,
+    lookups: np.ndarray,
+    bin_lookups: np.ndarray,
+    mean_uses: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows touched and lookups of every table and bin, whole numbers (N, 17) each, that add up to both margins."""
+    touched, looked_up = np.zeros((2, len(rows), NUM_BINS), np.int64)
+    tiny = rows <= TINY_ROWS
+    for i in np.flatnonzero(tiny & (lookups > 0)):
+        touched[i], looked_up[i] = _count_row_by_row(int(rows[i]), int(lookups[i]))
+    rest = ~tiny & (lookups > 0)
+    left = np.maximum(bin_lookups - looked_up.sum(axis=0), 0.0)
+    expected = _fit_margins(rng, rows[rest], lookups[rest], left, mean_uses)
+    touched[rest], looked_up[rest] = _to_whole_numbers(rng, expected, lookups[rest], mean_uses)
+    return touched, looked_up
+
+
+def _count_row_by_row(rows: int, lookups: int) -> tuple[np.ndarray, np.ndarray]:
+    """A small table under Zipf's law: row r is used in proportion to 1/r."""
+    weight = 1 / np.arange(1, rows + 1)
+    counts = np.diff(np.rint(np.cumsum(weight / weight.sum()) * lookups), prepend=0).astype(np.int64)
+    distinct, uses, accesses = use_histogram(counts)
+    return np.rint(uses.astype(float) * distinct), np.rint(accesses.astype(float) * lookups)
+
+
+def _fit_margins(
+    rng: np.random.Generator,
+    rows: np.ndarray,
+    lookups: np.ndarray,
+    bin_lookups: np.ndarray,
+    mean_uses: np.ndarray,
+) -> np.ndarray:
+    """Expected lookups of every table and bin (N, 17) by iterative proportional fitting of a skew per table."""
+    skew = rng.normal(0, 0.25, len(rows))
+    cells = np.exp(skew[:, None] * (np.arange(NUM_BINS) - 6)) * bin_lookups
+    cells[mean_uses > 0.25 * lookups[:, None]] = 0  # a row cannot be used more often than its table
+    level = np.arange(NUM_BINS)
+    for _ in range(60):
+        cells *= bin_lookups / np.maximum(cells.sum(axis=0), 1e-9)
+        cells *= (lookups / cells.sum(axis=1))[:, None]
+        crowded = (cells / mean_uses).sum(axis=1) > 0.8 * rows  # too few rows: use each of them more often
+        cells[crowded] *= np.exp(0.2 * level)
+        cells *= (lookups / cells.sum(axis=1))[:, None]
+    return cells
+
+
+def _to_whole_numbers(
+    rng: np.random.Generator, cells: np.ndarray, lookups: np.ndarray, mean_uses: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Round cells so that bins keep their rows and tables their lookups, every row's uses inside its bin."""
+    order = rng.permutation(len(cells))
+    running = np.cumsum(cells[order] / mean_uses, axis=0) + rng.random(NUM_BINS)
+    touched = np.empty(cells.shape, np.int64)
+    touched[order] = np.diff(np.floor(running), axis=0, prepend=0)
+    low, high = touched * LOW, touched * np.minimum(HIGH, 2**40)
+    looked_up = np.clip(np.rint(touched * mean_uses).astype(np.int64), low, high)
+    gap = lookups - looked_up.sum(axis=1)
+    for bins in (slice(2, 11), slice(2, NUM_BINS)):  # the many rows of the middle absorb the rounding
+        looked_up[:, bins] += _share_out(gap, looked_up[:, bins], low[:, bins], high[:, bins])
+        gap = lookups - looked_up.sum(axis=1)
+    # what is left goes to rows used once: add some, or drop some
+    once = np.maximum(looked_up[:, 0] + gap, 0)
+    touched[:, 0] = looked_up[:, 0] = once
+    if (looked_up.sum(axis=1) != lookups).any():
+        raise InvalidPool("these statistics leave no whole-number histogram for some table; try another seed")
+    return touched, looked_up
+
+
+def _share_out(gap: np.ndarray, value: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Changes to `value` (N, B) that close `gap` (N,) as far as low and high allow, in proportion to the room."""
+    room = np.where(gap[:, None] > 0, high - value, value - low)
+    wanted = np.minimum(abs(gap), room.sum(axis=1))
+    change = np.floor(room * (wanted / np.maximum(room.sum(axis=1), 1))[:, None]).astype(np.int64)
+    left = wanted - change.sum(axis=1)
+    for b in range(value.shape[1]):
+        more = np.minimum(left, room[:, b] - change[:, b])
+        change[:, b] += more
+        left -= more
+    return np.sign(gap)[:, None] * change

@@ -1,0 +1,90 @@
+"""What an episode is worth. The formulas take numbers or arrays, so that every environment can share them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shard_gym.episodes import State
+from shard_gym.memory import overshoot
+from shard_gym.plan import Plan, violations
+from shard_gym.simulators import Latency
+from shard_gym.tasks import Constraints
+
+REWARDS = ("balance", "latency", "dense")
+_UNCONSTRAINED = Constraints()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of an episode."""
+
+    plan: Plan
+    latency: Latency
+    makespan: float  # ms
+    balance: float
+    excess: float  # 0 if the plan can be used; else how badly it breaks memory and constraints
+
+    def info(self, state: State) -> dict[str, Any]:
+        """The final info of the environment."""
+        return {
+            "action_mask": state.mask(),
+            "plan": self.plan,
+            "latency": self.latency,
+            "makespan": self.makespan,
+            "balance": self.balance,
+            "feasible": self.excess == 0,
+            "task": state.episode.prepared.task.hash,
+        }
+
+
+def outcome(state: State) -> Outcome:
+    """Judge a finished episode."""
+    task, latency = state.episode.prepared.task, state.latency()
+    plan = Plan(tuple(state.placement().tolist()))
+    makespan, balance = float(latency.makespan(task.objective)), float(latency.balance)
+    return Outcome(plan, latency, makespan, balance, _excess(state, plan))
+
+
+def _excess(state: State, plan: Plan) -> float:
+    """max_k (used_k - capacity_k) / capacity_k if positive, and one for each broken constraint."""
+    task = state.episode.prepared.task
+    if state.least >= 0 and task.constraints == _UNCONSTRAINED:
+        return 0.0
+    free = np.array(state.free)
+    over = max(0.0, float(overshoot(task, task.capacity - free)))
+    if task.constraints == _UNCONSTRAINED:
+        return over
+    return over + len(violations(task, plan)) - int((free < 0).sum())  # violations names each full device too
+
+
+def balance_reward(balance: Any, excess: Any) -> Any:
+    """AutoShard's reward: balance, or minus the excess."""
+    return np.where(np.asarray(excess) > 0, -np.asarray(excess), balance)
+
+
+def latency_reward(makespan: Any, excess: Any, worst: Any, reference: Any) -> Any:
+    """Minus the makespan over the reference; a plan that cannot be used scores below every one that can.
+
+    Hence no usable plan may cost more than all tables on one device (`worst`). The roofline's never do, since
+    its costs grow with every sum; where a fitted simulator predicts more, `worst` counts.
+    """
+    feasible = np.minimum(makespan, worst) / reference
+    return -np.where(np.asarray(excess) > 0, worst / reference + excess, feasible)
+
+
+def end_reward(name: str, state: State, end: Outcome) -> float:
+    """The whole return of an episode under any of the rewards: "dense" sums to "latency"."""
+    if name == "balance":
+        return float(balance_reward(end.balance, end.excess))
+    p = state.episode.prepared
+    return float(latency_reward(end.makespan, end.excess, p.worst, p.reference))
+
+
+def return_so_far(state: State) -> float:
+    """The "dense" rewards of an unfinished episode, summed: its partial plan, whether or not it fits."""
+    p = state.episode.prepared
+    makespan = state.latency().makespan(p.task.objective)
+    return float(latency_reward(makespan, 0.0, p.worst, p.reference))

@@ -1,0 +1,29 @@
+"""What a plan costs. `make("roofline:rtx2080ti-x4-v1")` builds a simulator by its id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from shard_gym.errors import UnknownName
+from shard_gym.simulators.base import Counted, FastSimulator, Latency, Simulator
+from shard_gym.simulators.roofline import PRESETS, Roofline
+
+__all__ = ["Counted", "FastSimulator", "Latency", "Roofline", "Simulator", "make", "registered"]
+
+# id -> builder. A published id never changes its numbers: a change gets a new version.
+_BUILDERS: dict[str, Callable[[], Simulator]] = {
+    f"roofline:{name}-v1": partial(Roofline, preset) for name, preset in PRESETS.items()
+}
+
+
+def registered() -> tuple[str, ...]:
+    """Ids that `make` knows."""
+    return tuple(sorted(_BUILDERS))
+
+
+def make(simulator_id: str) -> Simulator:
+    """The simulator of that id."""
+    if simulator_id not in _BUILDERS:
+        raise UnknownName("simulator", simulator_id, _BUILDERS)
+    return _BUILDERS[simulator_id]()

@@ -1,0 +1,93 @@
+"""The contract of all simulators: placements in, per-device latencies out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from shard_gym.memory import device_sums
+from shard_gym.tasks import Task
+
+GRAIN = 2.0**14  # embeddings are multiples of 1/GRAIN: float64 sums of them are exact in any order
+
+
+@dataclass(frozen=True, eq=False)
+class Latency:
+    """Milliseconds of each phase on each device, float64 (..., K). Kernel tasks have no communication: zeros."""
+
+    forward_compute: np.ndarray
+    forward_comm: np.ndarray
+    backward_comm: np.ndarray
+    backward_compute: np.ndarray
+    spread: np.ndarray | None = None  # standard deviation of each device's compute, where the simulator knows it
+
+    @property
+    def compute(self) -> np.ndarray:
+        """Forward and backward computation of each device, (..., K)."""
+        return self.forward_compute + self.backward_compute
+
+    def cost(self, objective: str) -> np.ndarray:
+        """What each device costs, (..., K).
+
+        "kernel": its computation (AutoShard). "iteration": the slowest forward computation, which all wait for,
+        then its own communication and backward computation (DreamShard).
+        """
+        if objective == "kernel":
+            return self.compute
+        wait = self.forward_compute.max(axis=-1, keepdims=True)
+        return wait + self.forward_comm + self.backward_comm + self.backward_compute
+
+    def makespan(self, objective: str) -> np.ndarray:
+        """The slowest device sets the pace: the one number a plan is worth, (...)."""
+        return self.cost(objective).max(axis=-1)
+
+    @property
+    def balance(self) -> np.ndarray:
+        """Fastest over slowest device, computation only; 0 when a device is empty (...)."""
+        slowest = self.compute.max(axis=-1)
+        return np.divide(self.compute.min(axis=-1), slowest, out=np.zeros_like(slowest), where=slowest > 0)
+
+
+@runtime_checkable
+class Simulator(Protocol):
+    """Answers what placements of a task's tables cost; partial placements (-1) are legal."""
+
+    id: str
+
+    def latency(self, task: Task, placements: np.ndarray) -> Latency:
+        """Latencies of placements, int (..., N) with -1 for a table not placed."""
+        ...
+
+
+class FastSimulator:
+    """A simulator in two functions, so that callers can keep running sums instead of whole placements."""
+
+    id: str
+
+    def embed(self, task: Task) -> np.ndarray:
+        """What each table adds to its device's sum, float64 (N, H), in multiples of 1/GRAIN."""
+        raise NotImplementedError
+
+    def decode(self, task: Task, sums: np.ndarray) -> Latency:
+        """Latencies from each device's sum of table embeddings, (..., K, H)."""
+        raise NotImplementedError
+
+    def latency(self, task: Task, placements: np.ndarray) -> Latency:
+        """Latencies of placements, int (..., N) with -1 for a table not placed."""
+        return self.decode(task, device_sums(self.embed(task), placements, task.num_devices))
+
+
+class Counted(FastSimulator):
+    """A fast simulator that counts the plans it was asked about."""
+
+    def __init__(self, simulator: FastSimulator) -> None:
+        self.simulator, self.id, self.calls = simulator, simulator.id, 0
+
+    def embed(self, task: Task) -> np.ndarray:
+        return self.simulator.embed(task)
+
+    def decode(self, task: Task, sums: np.ndarray) -> Latency:
+        self.calls += int(np.prod(sums.shape[:-2]))
+        return self.simulator.decode(task, sums)

@@ -1,0 +1,187 @@
+"""A sharding task: which tables, which devices, and what is to be made small."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from shard_gym.errors import CorruptFile, InvalidTask, UnknownName
+from shard_gym.links import Links
+from shard_gym.tables import REFERENCE_BATCH, TablePool
+
+OBJECTIVES = ("kernel", "iteration")
+OPTIMIZERS = ("sgd", "rowwise_adagrad", "adam")
+ACCOUNTINGS = ("weights", "training")  # what fills a device: weights alone, or all that training keeps
+SCHEMA = "shard-gym/task/1"
+_COLUMNS = ("rows", "dim", "pooling", "distinct", "uses", "accesses")
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What a plan must respect besides memory; tables and devices by index, before any split."""
+
+    pin: tuple[tuple[int, int], ...] = ()  # (table, device)
+    together: tuple[tuple[int, ...], ...] = ()  # groups of tables on one device
+    apart: tuple[tuple[int, ...], ...] = ()  # groups of tables on different devices
+    no_split: tuple[int, ...] = ()
+    base: tuple[int, ...] = ()  # the plan in use, one device a table
+    max_moves: int | None = None  # tables that may leave their device in `base`
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Place every table on one of K devices. A value: equal content means equal `hash`."""
+
+    tables: TablePool
+    memory: tuple[int, ...]  # bytes left for tables on each device, reserves already taken off
+    objective: str = "kernel"
+    batch: int = REFERENCE_BATCH  # samples a step, over all devices
+    speed: tuple[float, ...] = ()  # relative compute speed of each device; () means all 1
+    links: Links | None = None  # None: those of the simulator's preset
+    optimizer: str = "sgd"
+    accounting: str = "weights"
+    splits_allowed: bool = False
+    constraints: Constraints = field(default_factory=Constraints)
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "memory", tuple(int(m) for m in self.memory))
+            object.__setattr__(self, "speed", tuple(float(s) for s in self.speed) or (1.0,) * len(self.memory))
+        except (TypeError, ValueError) as error:
+            raise InvalidTask(f"memory and speed are one number a device: {error}") from error
+        _check(self)
+
+    @property
+    def num_tables(self) -> int:
+        """Tables to place, before any split."""
+        return len(self.tables)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices to place them on."""
+        return len(self.memory)
+
+    @cached_property
+    def capacity(self) -> np.ndarray:
+        """Bytes left for tables on each device, (K,) int64."""
+        return np.array(self.memory, np.int64)
+
+    @cached_property
+    def ms_per_us(self) -> np.ndarray:
+        """Milliseconds each device takes for what a device of speed 1 does in a microsecond, (K,)."""
+        return 1e-3 / np.array(self.speed)
+
+    @cached_property
+    def hash(self) -> str:
+        """Content hash, the same on every machine."""
+        digest = hashlib.sha256(SCHEMA.encode())
+        for column in _COLUMNS:
+            array = getattr(self.tables, column)
+            digest.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
+        scalars = self._scalars() | {"table_names": self.tables.name, "dtype": self.tables.dtype}
+        digest.update(json.dumps(scalars, sort_keys=True).encode())
+        return digest.hexdigest()[:16]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Task) and self.hash == other.hash
+
+    def __hash__(self) -> int:
+        return int(self.hash, 16)
+
+    def split(self, splits: Sequence[int]) -> Task:
+        """This task after halving columns: each entry halves one table; the new half goes to the end.
+
+        Later entries may name halves. A half's columns must stay a multiple of 4.
+        """
+        if not len(splits):
+            return self
+        source, dim, name = list(range(self.num_tables)), self.tables.dim.tolist(), list(self.tables.name)
+        for i in splits:
+            if not 0 <= i < len(source):
+                raise InvalidTask(f"split names table {i}, but there are {len(source)}")
+            if dim[i] % 8:
+                raise InvalidTask(f"table {i} has {dim[i]} columns: its halves would not be a multiple of 4")
+            if source[i] in self.constraints.no_split:
+                raise InvalidTask(f"table {source[i]} must not be split")
+            dim[i] //= 2
+            source.append(source[i])
+            dim.append(dim[i])
+            name[i], half = f"{name[i]}/0", f"{name[i]}/1"
+            name.append(half)
+        tables = self.tables.take(source).with_(dim=np.array(dim, np.int32), name=tuple(name))
+        return replace(self, tables=tables, constraints=Constraints(), splits_allowed=self.splits_allowed)
+
+    def to_json(self) -> str:
+        """The whole task as JSON, schema `shard-gym/task/1`."""
+        columns: dict[str, Any] = {c: getattr(self.tables, c).tolist() for c in _COLUMNS}
+        columns |= {"name": self.tables.name, "dtype": self.tables.dtype}
+        columns["reference_batch"] = self.tables.reference_batch
+        return json.dumps({"schema": SCHEMA, "hash": self.hash, "tables": columns, **self._scalars()})
+
+    @classmethod
+    def from_json(cls, text: str) -> Task:
+        """Read what `to_json` wrote; refuses text whose hash does not match its content."""
+        try:
+            data = json.loads(text)
+            if data.pop("schema") != SCHEMA:
+                raise CorruptFile(f"not a task of schema {SCHEMA}")
+            written = data.pop("hash")
+            data["tables"] = TablePool(**data["tables"])
+            data["links"] = None if data["links"] is None else Links(**_finite(data["links"], math.inf))
+            data["constraints"] = Constraints(**{k: _tupled(v) for k, v in data["constraints"].items()})
+            task = cls(**data)
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptFile(f"not a task: {type(error).__name__}: {error}") from error
+        if task.hash != written:
+            raise CorruptFile(f"task says it is {written} but its content is {task.hash}")
+        return task
+
+    def _scalars(self) -> dict[str, Any]:
+        keys = ("objective", "batch", "optimizer", "accounting", "splits_allowed", "name", "memory", "speed")
+        links = None if self.links is None else _finite(asdict(self.links), None)
+        return {k: getattr(self, k) for k in keys} | {"links": links, "constraints": asdict(self.constraints)}
+
+
+def _finite(values: dict[str, Any], unbounded: float | None) -> dict[str, Any]:
+    """JSON has no infinity: rates without a bound are written as null."""
+    return {k: unbounded if v is None or v == math.inf else v for k, v in values.items()}
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(_tupled(v) for v in value) if isinstance(value, list) else value
+
+
+def _check(task: Task) -> None:
+    if not len(task.tables):
+        raise InvalidTask("a task needs at least one table")
+    if not task.memory:
+        raise InvalidTask("a task needs at least one device: give memory=(bytes, ...), one number each")
+    if min(task.memory) <= 0:
+        raise InvalidTask(f"device {task.memory.index(min(task.memory))} has {min(task.memory)} bytes")
+    if len(task.speed) != task.num_devices or not all(0 < s < math.inf for s in task.speed):
+        raise InvalidTask(f"speed needs {task.num_devices} positive numbers, got {task.speed}")
+    if not isinstance(task.batch, int) or task.batch < 1:
+        raise InvalidTask(f"batch must be a positive int, got {task.batch!r}")
+    for kind, valid in (("objective", OBJECTIVES), ("optimizer", OPTIMIZERS), ("accounting", ACCOUNTINGS)):
+        if getattr(task, kind) not in valid:
+            raise UnknownName(kind, getattr(task, kind), valid)
+    _check_constraints(task)
+
+
+def _check_constraints(task: Task) -> None:
+    c = task.constraints
+    named = {t for t, _ in c.pin} | {t for group in (*c.together, *c.apart, c.no_split) for t in group}
+    if bad := {t for t in named if not 0 <= t < task.num_tables}:
+        raise InvalidTask(f"constraints name tables {sorted(bad)}, but there are {task.num_tables}")
+    if bad := ({d for _, d in c.pin} | set(c.base)) - set(range(task.num_devices)):
+        raise InvalidTask(f"constraints name devices {sorted(bad)}, but there are {task.num_devices}")
+    if (c.max_moves is not None or c.base) and len(c.base) != task.num_tables:
+        raise InvalidTask(f"max_moves needs base, one device for each of {task.num_tables} tables")

@@ -1,0 +1,323 @@
+"""Ranking by hand-made figures, and the whole leaderboard with agents that go wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from benchmarks import leaderboard, progress
+from benchmarks.ranking import Sample, best_of_run, standings
+from shard_gym.evaluate import replay
+from shard_gym.results import read_results
+
+ROOT = Path(__file__).parents[1]
+NAN = np.nan
+RANDOM, BEST = np.array([10.0, 20.0]), np.array([5.0, 10.0])
+JSON_KEYS = "suite agent track planner judge seeds feasible latency_ms gap speedup balance plan_seconds error"
+
+
+def sample(agent, *makespan, track="search"):
+    return Sample(agent, track, np.array(makespan, float))
+
+
+def by_agent(samples, random=RANDOM, best=BEST):
+    return {s.agent: s for s in standings(samples, random, best)}
+
+
+def test_figures_that_can_be_told_by_hand():
+    found = by_agent([sample("best", [5, 10]), sample("twice", [10, 20], [5, 10])])
+    assert (found["best"].gap.mean, found["best"].speedup.mean, found["best"].makespan.mean) == (0, 2, 7.5)
+    assert found["twice"].gap.mean == 0.5  # seeds are averaged within a task
+    assert (found["best"].rank, found["twice"].rank) == (1, 2)
+
+
+def test_a_failed_run_counts_as_a_random_plan():
+    (failed,) = standings([sample("failed", [NAN, NAN])], RANDOM, BEST)
+    assert (failed.feasible, failed.gap.mean, failed.speedup.mean) == (0, 1, 1)
+
+
+def test_feasibility_comes_before_the_gap():
+    found = by_agent([sample("sharp", [5, NAN]), sample("safe", [9.9, 19.9])])
+    assert found["sharp"].gap.mean < found["safe"].gap.mean
+    assert (found["safe"].rank, found["sharp"].rank) == (1, 2)
+
+
+def test_tracks_are_ranked_apart_and_equals_share_a_rank():
+    samples = [
+        sample("b", [6, 11]),
+        sample("a", [6, 11]),
+        sample("c", [7, 11]),
+        sample("d", [5, 10], track="blind"),
+    ]
+    assert [(s.agent, s.rank) for s in standings(samples, RANDOM, BEST)] == [
+        ("a", 1),
+        ("b", 1),
+        ("c", 3),
+        ("d", 1),
+    ]
+
+
+def test_a_plan_better_than_the_best_known_has_a_negative_gap():
+    (found,) = standings([sample("new", [4, 10])], RANDOM, BEST)
+    assert found.gap.mean == pytest.approx(-0.1)
+
+
+def test_intervals_hold_the_mean_and_shrink_with_tasks():
+    rng = np.random.default_rng(0)
+
+    def width(tasks):
+        random = np.full(tasks, 10.0)
+        (found,) = standings([Sample("a", "search", rng.uniform(5, 10, (1, tasks)))], random, random / 2)
+        assert found.gap.low < found.gap.mean < found.gap.high
+        return found.gap.high - found.gap.low
+
+    assert width(400) < width(25) / 2  # expected: a quarter
+
+
+def test_the_best_of_the_run_stands_in_where_nothing_is_known():
+    samples = [sample("a", [6, NAN, NAN]), sample("b", [7, 8, NAN])]
+    known = best_of_run(samples, np.array([10.0, 20.0, 30.0]), np.array([5.0, NAN, NAN]))
+    assert known.tolist() == [5, 8, 30]
+
+
+makespans = arrays(float, (2, 6), elements=st.one_of(st.floats(1, 100), st.just(NAN)))
+several = st.lists(makespans, min_size=1, max_size=5)
+reference = arrays(float, 6, elements=st.floats(1, 100))
+
+
+@settings(max_examples=40, deadline=None)
+@given(several, reference, reference, st.randoms())
+def test_the_order_of_agents_does_not_matter(made, random, best, shuffler):
+    samples = [Sample(str(i), "search", m) for i, m in enumerate(made)]
+    shuffled = shuffler.sample(samples, len(samples))
+    assert standings(samples, random, best) == standings(shuffled, random, best)
+
+
+@settings(max_examples=40, deadline=None)
+@given(several, reference, st.floats(1, 3))
+def test_a_worse_agent_changes_nobody_elses_figures(made, random, factor):
+    samples = [Sample(str(i), "search", m) for i, m in enumerate(made)]
+    for worse in (made[0] * factor, np.full((2, 6), NAN)):
+        more = [*samples, Sample("worse", "search", worse)]
+        unknown = np.full(6, NAN)
+        before = by_agent(samples, random, best_of_run(samples, random, unknown))
+        after = by_agent(more, random, best_of_run(more, random, unknown))
+        assert all(replace(after[a], rank=0) == replace(before[a], rank=0) for a in before)
+        assert all(after[a].rank == before[a].rank for a in before if before[a].rank <= before["0"].rank)
+
+
+@settings(max_examples=40, deadline=None)
+@given(several, reference, reference)
+def test_ranks_follow_feasibility_then_gap(made, random, best):
+    found = standings([Sample(str(i), "search", m) for i, m in enumerate(made)], random, best)
+    keys = [(-s.feasible, s.gap.mean) for s in found]
+    assert keys == sorted(keys)
+    assert found[0].rank == 1
+
+
+def test_progress_tells_rate_and_time_left():
+    bar = progress.Progress(total=40, stream=sys.stderr)
+    bar.done, bar.fresh = 20, 10  # ten were taken over from a run that broke off
+    assert bar.text("me", seconds=5.0).endswith("20/40 runs, 2.0/s, 0:10 left  me")
+    assert progress.clock(3_725) == "1:02:05"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--suite", "nope"], "unknown suite 'nope'; choose one of: core-60x4, core-80x8"),
+        (["--agents", "nope"], "unknown agent 'nope'; choose one of: cost-greedy"),
+        (["--simulator", "nope"], "unknown simulator 'nope'; choose one of: roofline:"),
+        (["--split", "nope"], "unknown split 'nope'; choose one of: test, train, val"),
+    ],
+)
+def test_an_unknown_name_ends_it_with_the_valid_ones(arguments, told, capsys):
+    assert leaderboard.main(arguments) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--budget=3", "--budget=0s", "--agent=file.py", "--seeds=0", "--suite=,"])
+def test_a_malformed_option_is_explained(option, capsys):
+    with pytest.raises(SystemExit) as end:
+        leaderboard.main([option])
+    assert end.value.code == 2
+    assert "error: argument" in capsys.readouterr().err
+
+
+def test_durations():
+    assert [leaderboard.seconds(text) for text in ("100ms", "1s", "1.5s", "2m")] == [0.1, 1, 1.5, 120]
+
+
+def command(out, *arguments):
+    first = (sys.executable, "-m", "benchmarks.leaderboard", "--suite", "core-80x8", "--workers", "2")
+    return [*first, "--out", str(out), "--best-known", str(out / "best"), *arguments]
+
+
+def odd(*names):
+    return [argument for name in names for argument in ("--agent", f"tests.odd_agents:{name}")]
+
+
+def lead(out, *arguments, **settings):
+    done = subprocess.run(command(out, *arguments), cwd=ROOT, capture_output=True, text=True, **settings)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_agents_that_go_wrong_fail_their_own_rows_only(tmp_path):
+    wrong = {
+        "Raises": "ValueError: no idea (8 of 8 runs)",
+        "Nonsense": "InvalidPlan: a solver returns a shard_gym.Plan, got list (8 of 8 runs)",
+        "Short": "InvalidPlan: 80 tables need a device each, the plan has 1 (8 of 8 runs)",
+        "OffDevice": "InvalidPlan: table 0 is on device 99; devices are 0..7 (8 of 8 runs)",
+        "Heap": "infeasible: device 0 needs",
+        "Exits": "died: exit code 3",
+        "Sleeps": "late: no plan within 0.2 s, killed",
+        "Unbuilt": "RuntimeError: no checkpoint (4 of 4 runs)",
+        "Peeks": "SimulatorError: a solver of track 'blind'",
+    }
+    options = (
+        "--agents",
+        "size-greedy,random",
+        "--tasks",
+        "4",
+        "--seeds",
+        "2",
+        "--time-limit",
+        "200ms",
+        "--json",
+    )
+    rows = {
+        r["agent"]: r for r in map(json.loads, lead(tmp_path, *options, *odd(*wrong)).stdout.splitlines())
+    }
+    assert all(list(row) == JSON_KEYS.split() for row in rows.values())
+    for name, error in wrong.items():
+        row = rows[f"tests.odd_agents:{name}"]
+        assert row["error"].startswith(error)
+        assert (row["feasible"], row["speedup"], row["balance"]) == (0, 1, None)
+    assert [(rows[a]["feasible"], rows[a]["error"]) for a in ("random", "size-greedy")] == [(1, None)] * 2
+    assert (rows["random"]["seeds"], rows["size-greedy"]["seeds"]) == (2, 1)  # deterministic ones count once
+    assert len(replay(tmp_path / "core-80x8.jsonl")) == 4 * sum(row["seeds"] for row in rows.values())
+    assert not list((tmp_path / "partial").iterdir())
+
+
+def test_the_table_and_its_page(tmp_path):
+    table = lead(tmp_path, "--agents", "random,cost-greedy", "--tasks", "3", "--seeds", "2").stdout
+    assert "3 test tasks of 80 tables on 8 devices (the first of 100)" in table
+    assert "No best known plans yet" in table
+    page = (tmp_path / "core-80x8.md").read_text()
+    assert "| 1 | cost-greedy | search | 100.0% |" in page
+    assert "--agents random,cost-greedy --tasks 3 --seeds 2`" in page
+
+
+def test_best_known_plans_are_kept_only_on_demand(tmp_path):
+    options = ("--agents", "random", "--tasks", "3", "--seeds", "2", "--json")
+    lead(tmp_path, *options)
+    best = tmp_path / "best" / "core-80x8.json"
+    assert not best.exists()
+    lead(tmp_path, *options, "--seeds", "1", "--update-best")
+    again = json.loads(lead(tmp_path, *options, "--seeds", "1").stdout)
+    assert again["gap"] == 0
+    judge, known = next(iter(json.loads(best.read_text())["best"].items()))
+    assert judge == again["judge"]
+    assert {entry["solver"] for entry in known.values()} == {"random"}
+    assert all(entry.keys() == {"makespan", "plan", "solver", "seed", "date"} for entry in known.values())
+    table = lead(tmp_path, "--agents", "cost-greedy", "--tasks", "3").stdout
+    assert "Some plans beat the best known ones" in table
+
+    makespan = str(next(iter(known.values()))["makespan"])
+    best.write_text(best.read_text().replace(makespan, "0.5"))
+    refused = subprocess.run(command(tmp_path, *options), cwd=ROOT, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "says 0.5 ms, its plan is worth" in refused.stderr
+
+
+def test_an_agent_that_cannot_be_found_ends_it(tmp_path):
+    arguments = command(tmp_path, "--agents", "random", "--tasks", "1", "--agent", "nowhere:Agent")
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "unknown agent (No module named 'nowhere')" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+class Diary:
+    """What the agent of that name wrote down: who called it, and on which task."""
+
+    def __init__(self, folder):
+        self.path = folder / "diary"
+        self.environment = {**os.environ, "DIARY": str(self.path)}
+
+    def lines(self):
+        text = self.path.read_text() if self.path.exists() else ""
+        return [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def wait_for(self, calls):
+        deadline = time.monotonic() + 30
+        while len(self.lines()) < calls:
+            assert time.monotonic() < deadline, "the agent was not called"
+            time.sleep(0.02)
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def interrupted(out, how, arguments):
+    """The exit code, and the diary, of a leaderboard that got a signal after some runs."""
+    diary = Diary(out)
+    process = subprocess.Popen(
+        command(out, *arguments),
+        cwd=ROOT,
+        env=diary.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    diary.wait_for(calls=4)
+    process.send_signal(how)
+    process.communicate()
+    deadline = time.monotonic() + 10
+    while any(alive(int(pid)) for pid, _ in diary.lines()):
+        assert time.monotonic() < deadline, "a worker outlived the leaderboard"
+        time.sleep(0.02)
+    return process.returncode, diary
+
+
+DIARY_OPTIONS = ("--agents", "random", "--tasks", "12", "--seeds", "1", *odd("Diary"))
+
+
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+def test_a_run_that_broke_off_goes_on_where_it_stopped(tmp_path, how, code):
+    returned, diary = interrupted(tmp_path, how, DIARY_OPTIONS)
+    assert returned == code
+    assert not list(tmp_path.glob("*.jsonl"))
+    kept = [line for path in (tmp_path / "partial").glob("*Diary*") for line in path.read_text().splitlines()]
+    assert len(kept) >= 3
+    lead(tmp_path, *DIARY_OPTIONS, env=diary.environment)
+    results = [r for r in read_results(tmp_path / "core-80x8.jsonl") if "Diary" in r.agent]
+    assert [r.index for r in results] == list(range(12))
+    calls = Counter(task for _, task in diary.lines())
+    finished = {json.loads(line)["task"] for line in kept}
+    assert all(calls[task] == 1 for task in finished)
+    assert calls.keys() == {r.task for r in results}
+
+
+def test_fresh_runs_all_of_it_again(tmp_path):
+    _, diary = interrupted(tmp_path, signal.SIGKILL, DIARY_OPTIONS)
+    before = len(diary.lines())
+    lead(tmp_path, *DIARY_OPTIONS, "--fresh", env=diary.environment)
+    assert len(diary.lines()) == before + 12
