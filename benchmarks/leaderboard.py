@@ -30,6 +30,7 @@ RESULTS = Path(__file__).parent / "results"
 ELSEWHERE = Path("runs/leaderboard")
 SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0}
 DECISIVE = ("agents", "agent", "seeds", "simulator", "budget", "time_limit", "split", "tasks")
+ABSENT = {"missing", "unknown"}  # what a worker says of an agent that needs more than is installed
 INTERRUPTED = 130  # exit code, as shells have it
 
 
@@ -64,9 +65,10 @@ def _run(options: argparse.Namespace) -> int:
     campaign = Campaign(options.out / "partial", options.tasks, options.fresh)
     first_jobs = {job.agent: job for job in reversed(jobs)}
     about = describe_agents(list(first_jobs.values()), campaign)
-    if unknown := next((told["unknown"] for told in about.values() if "unknown" in told), None):
-        raise ShardGymError(unknown)
-    missing = {agent: told["missing"] for agent, told in about.items() if "missing" in told}
+    for agent, told in about.items():
+        if "unknown" in told and agent not in shard_gym_agents.names():
+            raise ShardGymError(told["unknown"])
+    missing = {a: told.get("missing") or told["unknown"] for a, told in about.items() if told.keys() & ABSENT}
     once = {agent for agent, told in about.items() if told.get("deterministic") or "error" in told}
     able = {j: about[j.agent] for j in jobs if j.agent not in missing and not (j.agent in once and j.seed)}
     done, complete = run_jobs(able, campaign, options.workers)

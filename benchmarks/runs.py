@@ -141,14 +141,15 @@ def tasks_of(job: Job, limit: int | None) -> tuple[Task, ...]:
 
 
 def blank_result(job: Job, about: dict[str, Any]) -> Result:
-    """A result of the job, before anything is solved."""
+    """A result of the job, before anything is solved; what the agent told of itself, it told with seed 0."""
+    config = about.get("config", {})
     return Result(
         suite=job.suite,
         index=-1,
         task="",
         agent=job.agent,
-        config=about.get("config", {}),
-        seed=about.get("seed"),
+        config={**config, "seed": job.seed} if "seed" in config else config,
+        seed=job.seed,
         track=about.get("track", "search"),
         plan=None,
         error=about.get("error"),

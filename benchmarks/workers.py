@@ -58,7 +58,7 @@ class Worker:
         far.close()
 
     def about(self) -> dict[str, Any]:
-        """What the agent is: track, deterministic, config, seed, source; or why there is none."""
+        """What the agent is: track, deterministic, config, source; or why there is none."""
         return self._answer(max(START_SECONDS, self.time_limit), "late: not built")
 
     def solve(self, index: int) -> Run:
@@ -100,8 +100,8 @@ def serve(pipe: Connection, job: Job) -> None:
         return pipe.send_bytes(json.dumps({"unknown": str(error)}).encode())
     except Exception as error:  # a third party's failure fails its own row only
         return pipe.send_bytes(json.dumps({"error": describe(error)}).encode())
-    pipe.send_bytes(json.dumps(told).encode())
     planner, tasks = simulators.make(job.planner), suites.get(job.suite).tasks(job.split)
+    pipe.send_bytes(json.dumps(told).encode())  # from here on the clock of the first task runs
     while True:
         try:
             index = json.loads(pipe.recv_bytes())
@@ -132,7 +132,6 @@ def describe_solver(solver: Any) -> dict[str, Any]:
         "track": track(solver),
         "deterministic": deterministic,
         "config": config(solver),
-        "seed": getattr(solver, "seed", None),
         "source": digest,
     }
 

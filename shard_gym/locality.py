@@ -41,12 +41,12 @@ def parse_locality_stats(text: str) -> dict[str, LocalityStats]:
     found: dict[str, LocalityStats] = {}
     lines = text.splitlines()
     titles = [i for i, line in enumerate(lines) if _TITLE.match(line)]
+    if not titles:
+        raise CorruptFile("no locality statistics: a block begins with a file name such as fbgemm_t856_bs65536.pt")
     for start, end in zip(titles, [*titles[1:], len(lines)], strict=True):
         match = _TITLE.match(lines[start])
         assert match
         found[match[1]] = _parse_one(lines[start:end], int(match[2]), int(match[3]), start + 1)
-    if not found:
-        raise CorruptFile("no locality statistics: a block begins with a file name such as fbgemm_t856_bs65536.pt")
     return found
 
 

@@ -21,6 +21,7 @@ POOLING_MAX = 193  # as there; the minimum is 0, a table nobody looks up
 # Shape of the Weibull that pooling is drawn from. Not published: fitted to the ratios between plans that both
 # papers report (`python -m benchmarks.papers metasyn` prints the fit). Below 1 single tables bound the tasks.
 POOLING_SHAPE = 0.85
+MIN_TABLES = 32  # fewer cannot hold the table at the maximum and keep the mean
 TINY_ROWS = 1_000  # tables up to this size are counted row by row
 LOW = BIN_EDGES[:-1] + 1  # fewest and most uses of a row in each bin
 HIGH = BIN_EDGES[1:]
@@ -30,8 +31,8 @@ def metasyn(
     seed: int, n: int = 856, stats: LocalityStats = BASE_2021, pooling_shape: float = POOLING_SHAPE
 ) -> TablePool:
     """A pool of n tables with the statistics of `stats`; equal arguments give equal pools."""
-    if n < 8:
-        raise InvalidPool(f"a MetaSyn pool needs at least 8 tables to have the published extremes, got {n}")
+    if n < MIN_TABLES:
+        raise InvalidPool(f"a MetaSyn pool needs at least {MIN_TABLES} tables to have the published extremes, got {n}")
     rng = np.random.default_rng([seed, n])
     share = n / stats.tables
     lookups = _draw_lookups(rng, n, round(stats.indices * share), stats.batch, pooling_shape)

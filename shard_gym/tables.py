@@ -112,10 +112,9 @@ def make_pool(
     Without `distinct`, `uses` and `accesses`, every row is taken to be equally likely: the statistics are those
     of uniform lookups. Without `name`, tables are called table_0, table_1, ...
     """
-    rows = np.atleast_1d(np.asarray(rows))
+    rows = _frozen("rows", np.atleast_1d(np.asarray(rows)), np.int64)
     n = len(rows)
-    pooling = np.broadcast_to(np.asarray(pooling, np.float32), n)
-    dim = np.broadcast_to(np.asarray(dim), n)
+    pooling, dim = _per_table("pooling", pooling, np.float32, n), _per_table("dim", dim, np.int32, n)
     given = {"distinct", "uses", "accesses"} & columns.keys()
     if given and len(given) < 3:
         raise InvalidPool(
@@ -146,7 +145,7 @@ def use_histogram(counts: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
 
 def _uniform_statistics(rows: np.ndarray, pooling: np.ndarray, batch: int) -> dict[str, Any]:
     """Use counts of lookups spread as evenly over the rows as whole numbers allow."""
-    lookups = np.rint(pooling.astype(np.float64) * batch).astype(np.int64)
+    lookups = np.rint(np.nan_to_num(np.clip(pooling.astype(np.float64) * batch, 0, 2.0**62))).astype(np.int64)
     distinct = np.minimum(rows, lookups).astype(np.int64)
     uses, accesses = np.zeros((2, len(rows), NUM_BINS), np.float32)
     for i, (d, m) in enumerate(zip(distinct, lookups, strict=True)):
@@ -161,14 +160,22 @@ def _uniform_statistics(rows: np.ndarray, pooling: np.ndarray, batch: int) -> di
     return {"distinct": distinct, "uses": uses, "accesses": accesses}
 
 
+def _per_table(column: str, values: Any, dtype: Any, n: int) -> np.ndarray:
+    array = _frozen(column, values, dtype)
+    if array.shape not in ((), (1,), (n,)):
+        raise InvalidPool(f"column {column} has shape {array.shape}, expected one number or {n}")
+    return np.broadcast_to(array, n)
+
+
 def _frozen(column: str, values: Any, dtype: Any) -> np.ndarray:
     try:
         given = np.asarray(values)
-        array = np.array(given, dtype=dtype)
+        with np.errstate(invalid="ignore", over="ignore"):  # what does not fit is refused below
+            array = np.array(given, dtype=dtype)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidPool(f"column {column} cannot be read as {np.dtype(dtype)}: {error}") from error
-    if given.dtype.kind == "f" and np.issubdtype(dtype, np.integer) and not np.array_equal(given, array):
-        raise InvalidPool(f"column {column} must hold whole numbers")
+    if np.issubdtype(dtype, np.integer) and given.dtype.kind in "iuf" and not np.array_equal(given, array):
+        raise InvalidPool(f"column {column} must hold whole numbers that fit {np.dtype(dtype)}")
     array.setflags(write=False)
     return array
 
@@ -195,6 +202,7 @@ def _check_values(pool: TablePool) -> None:
         "rows must be at least 1": pool.rows < 1,
         "dim must be at least 1": pool.dim < 1,
         "pooling must not be negative": pool.pooling < 0,
+        "pooling times reference_batch must stay below 2**62": pool.pooling >= 2.0**62 / pool.reference_batch,
         "distinct must lie between 0 and rows": (pool.distinct < 0) | (pool.distinct > pool.rows),
         "uses must be shares that sum to 1 (or to 0 for an unused table)": _not_shares(pool.uses),
         "accesses must be shares that sum to 1 (or to 0 for an unused table)": _not_shares(pool.accesses),

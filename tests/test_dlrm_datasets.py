@@ -27,9 +27,7 @@ def tensors(ids, dtypes=("int64", "int64", "int64")):
     flat = [i for table in ids for sample in table for i in sample]
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     arrays = zip((flat, offsets, lengths), dtypes, strict=True)
-    return tuple(
-        torch.tensor(a.tolist() if hasattr(a, "tolist") else a, dtype=getattr(torch, d)) for a, d in arrays
-    )
+    return tuple(torch.tensor(a.tolist() if hasattr(a, "tolist") else a, dtype=getattr(torch, d)) for a, d in arrays)
 
 
 def write(path, content, zipped=False, legacy=False):
@@ -91,9 +89,7 @@ def naive_statistics(samples):
 @st.composite
 def lookups(draw):
     batch = draw(st.integers(1, 6))
-    largest, dtype = draw(
-        st.sampled_from([(20, "uint8"), (300, "int16"), (2**31 - 1, "int32"), (2**33, "int64")])
-    )
+    largest, dtype = draw(st.sampled_from([(20, "uint8"), (300, "int16"), (2**31 - 1, "int32"), (2**33, "int64")]))
     ids = st.one_of(st.integers(0, 5), st.integers(0, largest))
     table = st.lists(st.lists(ids, max_size=12), min_size=batch, max_size=batch)
     dtypes = (dtype, draw(st.sampled_from(["int32", "int64"])), draw(st.sampled_from(["int32", "int64"])))

@@ -1,8 +1,4 @@
-"""The environment by example: every id, and episodes small enough to check by hand."""
-
-import subprocess
-import sys
-from dataclasses import replace
+"""The environment by example: every id, and spaces, masks and rewards checked by hand."""
 
 import gymnasium as gym
 import numpy as np
@@ -13,73 +9,16 @@ from gymnasium.wrappers import FlattenObservation
 import shard_gym
 from shard_gym import suites
 from shard_gym.bank import Bank
-from shard_gym.env import BadAction, NoEpisode, ShardingEnv
+from shard_gym.env import ShardingEnv
 from shard_gym.episodes import task_index
-from shard_gym.errors import InvalidTask, ShardGymError, UnknownName
+from shard_gym.errors import InvalidTask
 from shard_gym.observations import OBSERVATIONS
 from shard_gym.plan import Plan
-from shard_gym.simulators import FastSimulator, Latency
 from shard_gym.tasks import Constraints, Task
+from tests.env_helpers import TABLE_BYTES, PoolingMs, play, play_where_it_fits, tiny_env, tiny_task
 
-TABLE_BYTES = 100 * 16 * 2
 # the checkers would rather have bounds, which standardised features do not have, and flat arrays
 unbounded_features = pytest.mark.filterwarnings("ignore:.*(Box observation space|unconventional shape)")
-
-
-class PoolingMs(FastSimulator):
-    """A table costs as many milliseconds as its pooling, over the device's speed; nothing else costs."""
-
-    id = "pooling-ms"
-
-    def embed(self, task):
-        return task.tables.pooling[:, None].astype(np.float64)
-
-    def decode(self, task, sums):
-        ms = sums[..., 0] / np.array(task.speed)
-        return Latency(ms, np.zeros_like(ms), np.zeros_like(ms), np.zeros_like(ms))
-
-
-class Slow:
-    """The same costs from a simulator that only answers `latency`."""
-
-    id = "slow"
-
-    def latency(self, task, placements):
-        return PoolingMs().latency(task, placements)
-
-
-def tiny_task(**settings):
-    """Tables of 1, 2 and 4 ms; each device has room for two of them."""
-    pool = shard_gym.make_pool(rows=[100, 100, 100], dim=16, pooling=[1, 2, 4])
-    return Task(pool, **{"memory": (2 * TABLE_BYTES,) * 2, **settings})
-
-
-def tiny_env(task=None, **settings):
-    return ShardingEnv(tasks=[task or tiny_task()], **{"simulator": PoolingMs(), **settings})
-
-
-def play(env, actions, **reset):
-    """Reset and step through; all observations, rewards and the last info."""
-    observation, info = env.reset(**reset)
-    seen, rewards = [observation], []
-    for action in actions:
-        observation, reward, terminated, truncated, info = env.step(action)
-        seen.append(observation)
-        rewards.append(reward)
-        assert not truncated
-    assert terminated
-    return seen, rewards, info
-
-
-def play_where_it_fits(env, **reset):
-    """Go round the devices that have room; the last reward and info."""
-    _, info = env.reset(**reset)
-    for step in range(10_000):
-        room = np.flatnonzero(info["action_mask"])
-        _, reward, over, _, info = env.step(room[step % len(room)])
-        if over:
-            return reward, info
-    raise AssertionError("the episode did not end")
 
 
 @unbounded_features
@@ -125,9 +64,7 @@ def test_an_overfull_device_is_punished_at_the_end():
 
 def test_the_worst_single_device_bounds_every_feasible_plan():
     task = tiny_task(speed=(1.0, 0.5), memory=(3 * TABLE_BYTES, 2 * TABLE_BYTES))
-    assert (
-        play(tiny_env(task, reward="latency"), [0, 0, 0])[1][-1] == -7 / 14
-    )  # the slow device would need 14 ms
+    assert play(tiny_env(task, reward="latency"), [0, 0, 0])[1][-1] == -7 / 14  # the slow device would need 14 ms
     assert play(tiny_env(task, reward="latency"), [1, 1, 1])[1][-1] == -1.5
 
 
@@ -204,9 +141,7 @@ def test_full_observation_by_hand():
     env.reset(seed=0)
     shown, *_ = env.step(1)  # the 4 ms table on the slow, large device
     # used, free over the largest, cost over an even share of 7 ms on two devices, speed, sum over its share
-    np.testing.assert_allclose(
-        shown["devices"], [[0, 0.5, 0, 1, 0], [0.25, 0.75, 16 / 7, 0.5, 8 / 7]], rtol=1e-6
-    )
+    np.testing.assert_allclose(shown["devices"], [[0, 0.5, 0, 1, 0], [0.25, 0.75, 16 / 7, 0.5, 8 / 7]], rtol=1e-6)
     np.testing.assert_allclose(shown["remaining"], [2 / 3, 3 / 7, 2 / 3, 2 / 3, 1 / 2], rtol=1e-6)
     assert shown["action_mask"].tolist() == [1, 1]
     env.step(0)
@@ -254,176 +189,3 @@ def test_what_is_returned_belongs_to_the_caller(observation):
         array[...] = 0
     assert str((shown, info)) != untouched
     assert str(env.reset(seed=0)) == untouched
-
-
-def test_episodes_follow_the_hash():
-    env = ShardingEnv("dlrm-20x4", reward="balance")
-    actions = [0] * 20
-    played = [play(env, actions, seed=7 if k == 0 else None)[2]["task"] for k in range(6)]
-    n = len(env.bank.tasks)
-    assert played == [env.bank.tasks[task_index(7, k, n)].hash for k in range(6)]
-    assert len(set(played)) > 2
-
-
-def test_a_replayed_task_takes_no_number():
-    env = ShardingEnv("dlrm-20x4", reward="balance")
-    task, n = env.bank.tasks[3], len(env.bank.tasks)
-    assert play(env, [0] * 20, seed=7, options={"task": task})[2]["task"] == task.hash
-    assert play(env, [0] * 20)[2]["task"] == env.bank.tasks[task_index(7, 0, n)].hash
-
-
-def test_a_replayed_task_of_the_suite_keeps_its_reference():
-    env = ShardingEnv("core-60x4")
-    again = Task.from_json(env.bank.tasks[2].to_json())
-    reward, info = play_where_it_fits(env, options={"task": again})
-    assert info["feasible"]
-    reference = suites.get("core-60x4").random_makespans("train")[2]
-    assert reward == pytest.approx(-info["makespan"] / reference)
-
-
-def test_an_environment_never_seeded_draws_a_seed():
-    drawn = set()
-    for _ in range(4):
-        env = ShardingEnv("dlrm-20x4", reward="balance")
-        drawn.add(tuple(play(env, [0] * 20)[2]["task"] for _ in range(4)))
-    assert len(drawn) > 1
-
-
-TRAJECTORY = """
-import hashlib, numpy as np
-from shard_gym.env import ShardingEnv
-env, digest = ShardingEnv("core-60x4", observation="full", reward="dense", order={order!r}), hashlib.sha256()
-actions = np.random.default_rng(0).integers(4, size=120)
-shown, _ = env.reset(seed=11)
-for action in actions:
-    shown, reward, over, _, info = env.step(action)
-    digest.update(b"".join(v.tobytes() for v in shown.values()) + repr((reward, over)).encode())
-    if over:
-        digest.update(info["task"].encode())
-        env.reset()
-result = digest.hexdigest()
-"""
-
-
-@pytest.mark.parametrize("order", ["cost", "random"])
-def test_same_seed_same_trajectory_in_another_process(order):
-    program, here = TRAJECTORY.format(order=order), {}
-    exec(program, here)
-    command = [sys.executable, "-c", program + "print(result)"]
-    there = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert there.stdout.strip() == here["result"]
-
-
-@pytest.mark.parametrize("reward", ["balance", "latency", "dense"])
-@pytest.mark.parametrize("observation", ["table", "set"])
-def test_a_simulator_that_is_not_fast_gives_the_same(observation, reward):
-    fast, slow = (
-        play(tiny_env(simulator=s, reward=reward, observation=observation), [0, 1, 1])
-        for s in (PoolingMs(), Slow())
-    )
-    assert fast[1] == slow[1]
-    assert str(fast[0]) == str(slow[0])
-    assert fast[2]["plan"] == slow[2]["plan"]
-
-
-def test_full_needs_a_fast_simulator():
-    with pytest.raises(ShardGymError, match='slow has none: use "table"'):
-        tiny_env(simulator=Slow(), observation="full")
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"observation": "pixels"}, "unknown observation 'pixels'; choose one of: full, set, table"),
-        ({"reward": "money"}, "unknown reward 'money'; choose one of: balance, dense, latency"),
-        ({"order": "alphabet"}, "unknown order 'alphabet'; choose one of: cost, given, random, size"),
-        ({"split": "holdout"}, "unknown split 'holdout'; choose one of: test, train, val"),
-        ({"simulator": "crystal"}, "unknown simulator 'crystal'; choose one of: .*roofline:rtx2080ti-x4-v1"),
-        ({"render_mode": "opera"}, "unknown render_mode 'opera'; choose one of: None, ansi"),
-    ],
-)
-def test_unknown_names_list_the_known(setting, message):
-    with pytest.raises(UnknownName, match=message):
-        ShardingEnv(tasks=[tiny_task()], **setting)
-
-
-def test_unknown_suite():
-    with pytest.raises(UnknownName, match="metasyn-80x8"):
-        ShardingEnv("metasyn-81x8")
-
-
-@pytest.mark.parametrize("action", [2, -1, 1.0, "0", None, np.array([0, 1]), np.float32(1)])
-def test_what_is_no_device_is_refused_and_changes_nothing(action):
-    env = tiny_env()
-    env.reset(seed=0)
-    with pytest.raises(BadAction, match=r"0\.\.1"):
-        env.step(action)
-    assert [env.step(a)[1] for a in (0, np.int64(1), np.array(1))] == [0.0, 0.0, 0.75]
-
-
-def test_steps_outside_an_episode_are_refused():
-    env = tiny_env(render_mode="ansi")
-    for call in (lambda: env.step(0), env.action_masks, env.render):
-        with pytest.raises(NoEpisode, match=r"call reset\(\) first"):
-            call()
-    play(env, [0, 1, 1])
-    with pytest.raises(gym.error.ResetNeeded, match="the episode is over"):
-        env.step(0)
-    assert issubclass(NoEpisode, ShardGymError)
-
-
-def test_tasks_that_do_not_fit_are_refused():
-    env = tiny_env()
-    for bad in ("metasyn-80x8", tiny_task(memory=(1,) * 3)):
-        with pytest.raises(InvalidTask, match="2 devices"):
-            env.reset(options={"task": bad})
-    with pytest.raises(UnknownName, match="unknown reset option 'tasks'; choose one of: task"):
-        env.reset(options={"tasks": []})
-    for bad in ([], ["core-60x4"]):
-        with pytest.raises(InvalidTask, match="at least one"):
-            ShardingEnv(tasks=bad)
-    with pytest.raises(InvalidTask, match=r"same number of devices, got \[2, 3\]"):
-        ShardingEnv(tasks=[tiny_task(), tiny_task(memory=(1,) * 3)])
-
-
-def test_rendering_by_hand():
-    env = tiny_env(render_mode="ansi")
-    env.reset(seed=0)
-    assert "next: 'table_2' (100 rows of 16, pooling 4.0" in env.render()
-    for action in (0, 0):
-        env.step(action)
-    _, first, second, following = env.render().splitlines()
-    assert first.split() == ["0", "2", "0.000", "0.000", "#" * 30, "6.000"]
-    assert second.split() == ["1", "0", "0.000", "0.000", "0.000"]
-    assert following.endswith("3 of 3")
-    env.step(0)
-    assert env.render().splitlines()[1].endswith("7.000  OVER")
-    assert env.render().endswith("all tables are placed")
-
-
-def test_rendering_without_a_mode_shows_nothing():
-    env = tiny_env()
-    env.reset(seed=0)
-    with pytest.warns(UserWarning, match='render_mode="ansi"'):
-        assert env.render() is None
-
-
-def test_objective_of_own_tasks_decides_the_reward():
-    assert tiny_env().reward == "balance"
-    assert tiny_env(replace(tiny_task(), objective="iteration")).reward == "latency"
-
-
-def test_a_maskable_learner_never_breaks_the_mask():
-    sb3_contrib = pytest.importorskip("sb3_contrib")
-    env = gym.make("ShardGym-Tight-80x8", reward="balance", observation="full")
-    model = sb3_contrib.MaskablePPO(
-        "MultiInputPolicy", env, n_steps=80, batch_size=80, n_epochs=1, seed=0, device="cpu"
-    )
-    model.learn(160)
-    observation, info = env.reset(seed=0)
-    over = False
-    while not over:
-        action, _ = model.predict(observation, action_masks=env.unwrapped.action_masks())
-        assert info["action_mask"][action]
-        observation, _, over, _, info = env.step(action)
-    assert len(info["plan"].device) == 80

@@ -186,9 +186,7 @@ def test_observations_are_finite_and_in_their_space(observation, task, seed):
     assert shown in env.observation_space
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**63)), min_size=1), st.integers(1, 10_000)
-)
+@given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**63)), min_size=1), st.integers(1, 10_000))
 def test_the_hash_is_the_same_for_ints_and_arrays(pairs, num_tasks):
     seed, episode = (np.array(column, np.uint64) for column in zip(*pairs, strict=True))
     assert hashed(seed, episode).tolist() == [hashed(s, e) for s, e in pairs]

@@ -13,9 +13,7 @@ from shard_gym.pool_files import COLUMNS, load_pool, save_pool
 from shard_gym.tables import ELEMENT_BYTES, NUM_BINS, TablePool, make_pool
 
 SUFFIXES = (".json", ".csv", ".parquet")
-per_example = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+per_example = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @st.composite
@@ -107,9 +105,7 @@ def test_a_hand_written_spreadsheet_is_read(tmp_path):
         "clicks, 800000,32,24.5,int8",
     ]
     path.write_text("\r\n".join(lines), encoding="utf-8", newline="")
-    expected = make_pool(
-        [5_000_000, 800_000], [64, 32], [1, 24.5], dtype=("fp32", "int8"), name=("user", "clicks")
-    )
+    expected = make_pool([5_000_000, 800_000], [64, 32], [1, 24.5], dtype=("fp32", "int8"), name=("user", "clicks"))
     assert load_pool(path) == expected
 
 

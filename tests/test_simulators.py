@@ -1,0 +1,200 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import papers
+from shard_gym import Task, make_pool, simulators, suites
+from shard_gym.errors import InvalidTask, UnknownName
+from shard_gym.links import Links
+from shard_gym.metasyn import load_metasyn
+from shard_gym.simulators import Counted, FastSimulator, Latency
+from shard_gym.simulators.base import GRAIN
+from shard_gym.simulators.roofline import PRESETS, hit_share
+
+FAST = [i for i in simulators.registered() if isinstance(simulators.make(i), FastSimulator)]
+
+
+@pytest.fixture(params=FAST)
+def fast(request):
+    return simulators.make(request.param)
+
+
+def draw_task(seed: int, objective: str = "iteration", k: int = 8, **settings) -> Task:
+    rng = np.random.default_rng(seed)
+    pool = load_metasyn()
+    ids = rng.choice(len(pool), int(rng.integers(1, 40)))
+    tables = pool.take(ids).with_(dim=rng.choice([4, 16, 64, 768], len(ids)))
+    return Task(tables, memory=(2**40,) * k, objective=objective, **settings)
+
+
+def latency_of(*phases) -> Latency:
+    return Latency(*(np.array(p, float) for p in phases))
+
+
+def test_objectives_by_hand():
+    latency = latency_of([3, 1], [10, 20], [10, 20], [5, 5])
+    assert latency.cost("kernel").tolist() == [8, 6]
+    assert latency.cost("iteration").tolist() == [28, 48]  # both wait 3 ms for the slowest forward pass
+    assert latency.makespan("kernel") == 8 and latency.makespan("iteration") == 48
+    assert latency.balance == 0.75  # communication does not count
+
+
+def test_an_empty_device_has_balance_zero():
+    assert latency_of([3, 0], [0, 0], [0, 0], [5, 0]).balance == 0
+    assert latency_of([0, 0], [0, 0], [0, 0], [0, 0]).balance == 0
+
+
+def test_better_balance_can_be_a_worse_plan():
+    """Why plans are ranked by makespan: balance says nothing of communication, nor of how slow all are."""
+    balanced = latency_of([2, 2], [9, 1], [9, 1], [4, 4])
+    uneven = latency_of([1, 3], [3, 3], [3, 3], [3, 5])
+    assert balanced.balance > uneven.balance
+    assert balanced.makespan("iteration") > uneven.makespan("iteration")
+
+
+def test_better_balance_is_often_a_worse_plan_on_a_real_task():
+    suite = suites.get("dlrm-30x4")
+    task, simulator = suite.tasks("test")[0], simulators.make(suite.judge)
+    latency = simulator.latency(task, np.random.default_rng(0).integers(4, size=(500, 30)))
+    balance, makespan = latency.balance, latency.makespan("iteration")
+    better_balance, worse_makespan = balance[:, None] > balance, makespan[:, None] > makespan
+    assert (better_balance & worse_makespan).sum() > 0.05 * better_balance.sum()
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 10**6), st.sampled_from(FAST))
+def test_fast_answers_are_the_same_bit_for_bit_in_any_batch(seed, simulator_id):
+    simulator, task = simulators.make(simulator_id), draw_task(seed)
+    rng = np.random.default_rng(seed)
+    placements = rng.integers(-1, task.num_devices, (5, task.num_tables))
+    together = simulator.latency(task, placements)
+    tables = simulator.embed(task)
+    assert (tables * GRAIN == np.rint(tables * GRAIN)).all()
+    for p, placement in enumerate(placements):
+        sums = np.zeros((task.num_devices, tables.shape[1]))
+        for t in rng.permutation(task.num_tables):
+            if placement[t] >= 0:
+                sums[placement[t]] += tables[t]
+        alone = simulator.decode(task, sums)
+        for phase in ("forward_compute", "forward_comm", "backward_comm", "backward_compute"):
+            assert (getattr(alone, phase) == getattr(together, phase)[p]).all()
+
+
+def test_an_empty_shard_computes_for_nothing(fast):
+    task = draw_task(1)
+    latency = fast.latency(task, np.full(task.num_tables, -1))
+    assert (latency.compute == 0).all()
+    latency = fast.latency(task, np.zeros(task.num_tables, int))
+    assert latency.compute[0] > 0 and (latency.compute[1:] == 0).all()
+    assert latency.forward_compute.dtype == np.float64
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 10**6), st.sampled_from(FAST))
+def test_more_tables_never_cost_less(seed, simulator_id):
+    simulator, task = simulators.make(simulator_id), draw_task(seed)
+    placement = np.random.default_rng(seed).integers(task.num_devices, size=task.num_tables)
+    fewer = placement.copy()
+    fewer[0] = -1
+    assert simulator.latency(task, fewer).makespan("iteration") <= simulator.latency(task, placement).makespan(
+        "iteration"
+    )
+
+
+@pytest.mark.parametrize("objective", ["kernel", "iteration"])
+def test_relabelling_devices_relabels_latencies(objective):
+    task = draw_task(3, objective, links=Links(port=1e8, latency_ms=0.1))
+    simulator = simulators.make("roofline:h100-v1")
+    rng = np.random.default_rng(0)
+    placement, relabel = rng.integers(8, size=task.num_tables), rng.permutation(8)
+    before, after = simulator.latency(task, placement), simulator.latency(task, relabel[placement])
+    assert (after.cost(objective)[relabel] == before.cost(objective)).all()
+
+
+def test_fusing_tables_is_cheaper_than_running_them_apart(fast):
+    task = draw_task(5, "kernel")
+    apart = sum(
+        fast.latency(task, np.where(np.arange(task.num_tables) == t, 0, -1)).compute[0] for t in range(task.num_tables)
+    )
+    assert fast.latency(task, np.zeros(task.num_tables, int)).compute[0] < apart
+
+
+def test_a_device_of_half_the_speed_computes_twice_as_long():
+    task = draw_task(5, "kernel")
+    slow = dataclasses.replace(task, speed=(0.5, *[1.0] * 7))
+    simulator, placement = simulators.make("roofline:h100-v1"), np.arange(task.num_tables) % 8
+    ratio = simulator.latency(slow, placement).compute / simulator.latency(task, placement).compute
+    assert ratio[0] == pytest.approx(2) and (ratio[1:] == 1).all()
+
+
+def test_hits_by_hand():
+    """Four lookups of one hot row, two rows looked up once: 3 of 6 hit when the cache holds a row, else none."""
+    uses, accesses = np.zeros((2, 1, 17))
+    uses[0, 0], uses[0, 2] = 2 / 3, 1 / 3
+    accesses[0, 0], accesses[0, 2] = 2 / 6, 4 / 6
+    tables = make_pool(rows=9, dim=16, pooling=6, reference_batch=1, distinct=[3], uses=uses, accesses=accesses)
+    task = Task(tables, memory=(1_000,), batch=1)
+    assert hit_share(task, cache_bytes=32) == pytest.approx([0.5])
+    assert hit_share(task, cache_bytes=16) == pytest.approx([0.25])
+    assert hit_share(task, cache_bytes=0) == pytest.approx([0])
+    assert hit_share(task, cache_bytes=1e9) == pytest.approx([0.5])  # a first touch always misses
+
+
+def test_flat_links_by_hand():
+    links = Links(port=1_000.0, latency_ms=1.0)
+    # 2 devices, batch 100: 10 columns send 100/2 * 4 * 10 = 2,000 bytes; 30 columns 6,000
+    assert links.all_to_all_ms(np.array([10.0, 30.0]), 100).tolist() == [7.0, 7.0]  # each receives what the other sends
+    assert links.all_to_all_ms(np.array([10.0]), 100).tolist() == [0.0]
+
+
+def test_two_level_links_by_hand():
+    links = Links(port=1e3, group=2, uplink=1e2)
+    # 4 devices of 1 column, batch 4: a slice is 4 bytes; 1 stays inside, 4 leave the group of two
+    assert links.all_to_all_ms(np.ones(4), 4).tolist() == pytest.approx([4 / 1e3 + 4 * 4 / 1e2] * 4)
+
+
+def test_groups_must_divide_the_devices():
+    with pytest.raises(InvalidTask, match="groups of 3"):
+        Links(port=1.0, group=3).all_to_all_ms(np.ones(4), 1)
+    with pytest.raises(InvalidTask, match="positive"):
+        Links(port=0.0)
+
+
+def test_counting_counts_plans():
+    task = draw_task(2)
+    counted = Counted(simulators.make(FAST[0]))
+    counted.latency(task, np.zeros((7, task.num_tables), int))
+    counted.latency(task, np.zeros(task.num_tables, int))
+    assert counted.calls == 8 and counted.id == FAST[0]
+
+
+def test_unknown_ids_list_the_known_ones():
+    with pytest.raises(UnknownName, match="roofline:h100-v1"):
+        simulators.make("roofline:abacus")
+    assert {f"roofline:{name}-v1" for name in PRESETS} <= set(simulators.registered())
+
+
+@pytest.mark.parametrize("row", papers.links(), ids=lambda row: row.what)
+def test_links_are_within_five_percent_of_the_published(row):
+    assert abs(row.error) <= 0.05
+
+
+def test_table_4_keeps_its_order_up_to_ties():
+    ours = np.array([row.ours for row in papers.links()[: len(papers.TABLE_4)]])
+    published = np.array(list(papers.TABLE_4.values()))
+    for i, j in np.ndindex(len(ours), len(ours)):
+        two_largest = [sum(sorted(dims)[-2:]) for dims in papers.TABLE_4]
+        if two_largest[i] != two_largest[j]:
+            assert (ours[i] < ours[j]) == (published[i] < published[j])
+
+
+@pytest.mark.parametrize("row", papers.dreamshard(), ids=lambda row: row.what)
+def test_makespans_are_within_fifteen_percent_of_dreamshards(row):
+    assert abs(row.error) <= 0.15
+
+
+def test_the_gain_of_fusion_is_dreamshards():
+    assert 1.4 <= papers.fusion()[0].ours <= 1.6

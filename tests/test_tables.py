@@ -1,0 +1,101 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shard_gym.errors import InvalidPool
+from shard_gym.tables import FEATURES, NUM_BINS, TablePool, bin_of, make_pool, use_histogram
+
+
+def test_bins_are_autoshards():
+    counts = np.array([1, 2, 3, 4, 5, 8, 9, 16_384, 16_385, 32_768, 32_769, 10**9])
+    assert bin_of(counts).tolist() == [0, 1, 2, 2, 3, 3, 4, 14, 15, 15, 16, 16]
+
+
+def test_a_histogram_by_hand():
+    distinct, uses, accesses = use_histogram(np.array([1, 1, 2, 4, 0]))
+    assert distinct == 4
+    assert uses[:3].tolist() == [0.5, 0.25, 0.25]
+    assert accesses[:3].tolist() == [0.25, 0.25, 0.5]
+
+
+def test_features_are_raw_and_in_order():
+    pool = make_pool(rows=2**20, dim=32, pooling=3, dtype="fp16")
+    features = dict(zip(FEATURES, pool.features()[0], strict=True))
+    assert len(FEATURES) == 21
+    assert (features["dim"], features["rows"], features["pooling"]) == (32, 2**20, 3)
+    assert features["size_gb"] == 2**20 * 32 * 2 / 2**30
+    assert sum(features[f"uses_{b}"] for b in range(NUM_BINS)) == pytest.approx(1)
+
+
+def test_unknown_reuse_is_taken_as_uniform():
+    pool = make_pool(rows=[100, 10**6], pooling=[2, 2], reference_batch=75)  # 150 lookups
+    assert pool.distinct.tolist() == [100, 150]
+    assert pool.uses[0, :2].tolist() == [0.5, 0.5]  # 50 rows once, 50 rows twice
+    assert pool.accesses[0, :2] == pytest.approx([1 / 3, 2 / 3])
+    assert pool.uses[1, 0] == 1
+
+
+def test_an_unused_table_is_legal():
+    pool = make_pool(rows=5, pooling=0)
+    assert pool.distinct.tolist() == [0]
+    assert pool.features()[0, 4:].sum() == 0
+
+
+@given(st.lists(st.integers(1, 5_000), min_size=1, max_size=300))
+def test_shares_give_the_counts_back(counts):
+    counts = np.array(counts)
+    distinct, uses, accesses = use_histogram(counts)
+    pool = make_pool(
+        rows=5_000, pooling=counts.sum(), reference_batch=1, distinct=[distinct], uses=[uses], accesses=[accesses]
+    )
+    touched, looked_up = pool.use_counts()
+    bins = bin_of(counts)
+    assert touched[0].tolist() == np.bincount(bins, minlength=NUM_BINS).tolist()
+    assert looked_up[0].tolist() == np.bincount(bins, counts, minlength=NUM_BINS).tolist()
+
+
+def test_columns_cannot_be_written():
+    pool = make_pool(rows=[1, 2])
+    with pytest.raises(ValueError, match="read-only"):
+        pool.rows[0] = 7
+
+
+def test_take_keeps_order_and_repeats():
+    pool = make_pool(rows=[10, 20, 30], name=("a", "b", "c"))
+    assert pool.take([2, 0, 2]).rows.tolist() == [30, 10, 30]
+    assert pool.take([2, 0, 2]).name == ("c", "a", "c")
+    assert pool.take([0, 1, 2]) == pool
+
+
+BAD = {
+    "rows": dict(rows=[0]),
+    "dim": dict(rows=[1], dim=-4),
+    "whole": dict(rows=[1.5]),
+    "fit int32": dict(rows=[1], dim=2**32 + 16),
+    "expected one number or 2": dict(rows=[1, 2], dim=[4, 4, 4]),
+    "cannot be read": dict(rows=[1], pooling="x"),
+    "not be negative": dict(rows=[1], pooling=-1),
+    "NaN": dict(rows=[1], pooling=float("nan")),
+    "2\\*\\*62": dict(rows=[1], pooling=1e38),
+    "dtype": dict(rows=[1], dtype="fp13"),
+    "names": dict(rows=[1], name=("a", "b")),
+    "all three": dict(rows=[1], distinct=[1]),
+    "distinct": dict(rows=[1], distinct=[2], uses=np.eye(1, 17), accesses=np.eye(1, 17)),
+    "sum to 1": dict(rows=[9], distinct=[2], uses=np.full((1, 17), 0.5), accesses=np.eye(1, 17)),
+    "shape": dict(rows=[9], distinct=[2], uses=np.eye(1, 16), accesses=np.eye(1, 17)),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_columns_are_named(message):
+    with pytest.raises(InvalidPool, match=message):
+        make_pool(**BAD[message])
+
+
+def test_equality_sees_every_column():
+    pool = make_pool(rows=[5, 6])
+    assert pool == make_pool(rows=[5, 6])
+    assert pool != pool.with_(dim=np.array([16, 32]))
+    assert pool != pool.with_(name=("x", "y"))
+    assert isinstance(pool, TablePool)

@@ -1,0 +1,173 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shard_gym import Constraints, Plan, Task, make_pool
+from shard_gym.errors import CorruptFile, InvalidPlan, InvalidTask, UnknownName
+from shard_gym.links import Links
+from shard_gym.memory import device_bytes, device_sums, overshoot, table_bytes
+from shard_gym.plan import check, violations
+
+
+def test_a_task_is_a_value(tiny_task):
+    same = dataclasses.replace(tiny_task)
+    assert same == tiny_task and hash(same) == hash(tiny_task)
+    assert dataclasses.replace(tiny_task, batch=1_024) != tiny_task
+    assert dataclasses.replace(tiny_task, speed=(1, 1, 0.5)) != tiny_task
+    assert dataclasses.replace(tiny_task, tables=tiny_task.tables.with_(dim=np.full(6, 4))) != tiny_task
+
+
+def test_json_gives_the_task_back(tiny_task):
+    rich = dataclasses.replace(
+        tiny_task,
+        links=Links(port=1e8, group=3),
+        optimizer="adam",
+        accounting="training",
+        objective="iteration",
+        constraints=Constraints(pin=((0, 1),), apart=((1, 2),), base=(0,) * 6, max_moves=2),
+    )
+    for task in (tiny_task, rich):
+        assert Task.from_json(task.to_json()) == task
+        assert "Infinity" not in task.to_json()
+
+
+def test_changed_json_is_refused(tiny_task):
+    changed = json.loads(tiny_task.to_json()) | {"batch": 7}
+    with pytest.raises(CorruptFile, match="its content is"):
+        Task.from_json(json.dumps(changed))
+    with pytest.raises(CorruptFile):
+        Task.from_json(tiny_task.to_json()[:-20])
+
+
+BAD = {
+    "at least one device": dict(memory=()),
+    "device 1 has 0 bytes": dict(memory=(1, 0, 1)),
+    "speed": dict(speed=(1.0, 2.0)),
+    "batch": dict(batch=0),
+    "tables \\[6\\]": dict(constraints=Constraints(pin=((6, 0),))),
+    "devices \\[3\\]": dict(constraints=Constraints(pin=((0, 3),))),
+    "max_moves needs base": dict(constraints=Constraints(max_moves=1)),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_contradictions_are_named(tiny_task, message):
+    with pytest.raises(InvalidTask, match=message):
+        dataclasses.replace(tiny_task, **BAD[message])
+
+
+@pytest.mark.parametrize("field", ["objective", "optimizer", "accounting"])
+def test_unknown_names_list_the_valid_ones(tiny_task, field):
+    with pytest.raises(UnknownName, match="choose one of"):
+        dataclasses.replace(tiny_task, **{field: "x"})
+
+
+def test_an_empty_task_is_refused():
+    with pytest.raises(InvalidTask, match="at least one table"):
+        Task(make_pool(rows=[1]).take([]), memory=(1,))
+
+
+def test_splits_halve_columns_and_append(tiny_task):
+    split = tiny_task.split((2, 2, 6))  # table 2 twice, then its first appended half
+    assert split.tables.dim.tolist() == [8, 16, 8, 8, 16, 32, 8, 8, 8]
+    assert split.tables.weight_bytes.sum() == tiny_task.tables.weight_bytes.sum()
+    assert len(set(split.tables.name)) == 9
+
+
+def test_splits_below_four_columns_are_refused(tiny_task):
+    with pytest.raises(InvalidTask, match="multiple of 4"):
+        tiny_task.split((0, 0))
+    with pytest.raises(InvalidTask, match="names table 9"):
+        tiny_task.split((9,))
+
+
+@pytest.mark.parametrize(("optimizer", "extra"), [("sgd", 0), ("rowwise_adagrad", 4 * 10), ("adam", 2 * 4 * 10 * 8)])
+def test_memory_by_hand(optimizer, extra):
+    task = Task(make_pool(rows=10, dim=8), memory=(1_000,), optimizer=optimizer, accounting="training")
+    assert table_bytes(task).tolist() == [10 * 8 * 2 + extra]
+    assert table_bytes(dataclasses.replace(task, accounting="weights")).tolist() == [160]
+
+
+def test_device_bytes_skip_what_is_not_placed(tiny_task):
+    size = table_bytes(tiny_task)
+    placements = np.array([[0, 0, 2, -1, -1, 2], [-1] * 6])
+    assert device_bytes(tiny_task, placements).tolist() == [[size[0] + size[1], 0, size[2] + size[5]], [0, 0, 0]]
+
+
+def test_overshoot_is_the_worst_device():
+    task = Task(make_pool(rows=[10, 10]), memory=(100, 200))
+    assert overshoot(task, np.array([[150, 100], [50, 100]])).tolist() == [0.5, -0.5]
+
+
+@given(st.data())
+def test_sums_agree_with_a_loop(data):
+    n, k, h, plans = (data.draw(st.integers(1, 6)) for _ in range(4))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    values = rng.integers(-1000, 1000, (n, h)) / 2**14
+    placements = rng.integers(-1, k, (plans, n))
+    expected = np.zeros((plans, k, h))
+    for p, t in np.ndindex(plans, n):
+        if placements[p, t] >= 0:
+            expected[p, placements[p, t]] += values[t]
+    assert (device_sums(values, placements, k) == expected).all()
+
+
+def test_plans_round_trip(tmp_path):
+    for plan in (
+        Plan((0, 1, -1)),
+        Plan((0, 1, 2), splits=(0,)),
+        Plan((0, 1), kind=("dp", "tw"), devices=((0, 1), (1,))),
+    ):
+        plan.save(tmp_path / "plan.json")
+        assert Plan.load(tmp_path / "plan.json") == plan
+
+
+@pytest.mark.parametrize("text", ["{", '{"schema": "x"}', '{"schema": "shard-gym/plan/1", "device": ["a"]}', "[1]"])
+def test_broken_plan_files_are_named(tmp_path, text):
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(CorruptFile, match=r"plan\.json"):
+        Plan.load(path)
+
+
+def test_a_plan_must_fit_its_task(tiny_task):
+    assert check(tiny_task, Plan((0, 1, 2, 0, 1, 2))) is tiny_task
+    for plan in (Plan((0, 1)), Plan((0, 1, 2, 0, 1, 3)), Plan.empty(tiny_task), [0, 1, 2, 0, 1, 2], None):
+        with pytest.raises(InvalidPlan):
+            check(tiny_task, plan)
+    with pytest.raises(InvalidPlan, match="does not allow splits"):
+        check(tiny_task, Plan((0,) * 7, splits=(2,)))
+
+
+def test_plan_fields_are_checked():
+    for bad in (
+        dict(device=(0.5,)),
+        dict(device="01"),
+        dict(device=(0,), kind=("x",)),
+        dict(device=(0,), devices=((1,),)),
+    ):
+        with pytest.raises(InvalidPlan):
+            Plan(**bad)
+
+
+def test_numpy_placements_become_plain_ints():
+    assert Plan(np.array([1, 0])) == Plan((1, 0))
+    assert all(type(d) is int for d in Plan(np.array([1, 0])).device)
+
+
+def test_violations_are_told_in_words(tiny_task):
+    full = dataclasses.replace(tiny_task, memory=(1_000_000, 10_000_000, 10_000_000))
+    assert violations(full, Plan((1, 1, 1, 1, 1, 1))) == []
+    assert "device 0 needs" in violations(full, Plan((0,) * 6))[0]
+
+
+def test_broken_constraints_are_told(tiny_task):
+    rules = Constraints(pin=((0, 2),), together=((1, 2),), apart=((3, 4),), base=(0,) * 6, max_moves=1)
+    task = dataclasses.replace(tiny_task, constraints=rules)
+    told = violations(task, Plan((0, 0, 1, 2, 2, 0)))
+    assert len(told) == 4
+    assert violations(task, Plan((2, 0, 0, 0, 1, 0))) == ["2 tables move, at most 1 may"]
