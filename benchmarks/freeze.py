@@ -1,7 +1,7 @@
 """Make the data that suites are frozen in: pools, banks of tasks, random references.
 
 `python -m benchmarks.freeze pools banks` was run once. It refuses to overwrite what is there: a published suite
-never changes. `python -m benchmarks.freeze random` adds the references of simulators that have none yet.
+never changes. `python -m benchmarks.freeze references` adds those of simulators that have none yet.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from shard_gym.random_plans import first_fit_decreasing, random_placements
 from shard_gym.suites import MEAN_LOAD, PADDING, SPLITS, SUITES, Suite
 from shard_gym.tables import GB, TablePool
 from shard_gym.tasks import Task
+from shard_gym_agents import make
 
 DATA = Path(__file__).parent.parent / "shard_gym" / "data"
 POOLS = [(0, 856), (1, 856), (2, 856), (3, 856), (4, 1000), (5, 1000), (6, 1000)]
@@ -56,9 +57,10 @@ def freeze_banks() -> None:
     _save(DATA / "banks.npz", bank)
 
 
-def freeze_random() -> None:
-    """Write the mean makespan of random plans under each suite's planner and judge, for tasks that lack it."""
-    path = DATA / "random.npz"
+def freeze_references() -> None:
+    """Write the mean makespan of random plans under each suite's planner and judge, and the share of tasks that one
+    table binds, for suites and simulators that lack it."""
+    path = DATA / "references.npz"
     known = dict(np.load(path)) if path.exists() else {}
     for number, suite in enumerate(SUITES.values()):
         for simulator_id in {suite.planner, suite.judge}:
@@ -70,6 +72,11 @@ def freeze_random() -> None:
                     tasks = suite.tasks(split)
                     known[key] = np.array([_random_makespan(task, simulator, rng) for task in tasks])
                     print(f"{key}: mean {known[key].mean():.3f} ms over {len(tasks)} tasks")
+        key = f"{suite.key}/bound/{suite.planner}"
+        if key not in known:
+            planner = simulators.make(suite.planner)
+            known[key] = np.mean([_bound_by_one(task, planner) for task in suite.tasks("test")])
+            print(f"{key}: {known[key]:.0%} of test tasks")
     _save(path, known, overwrite=True)
 
 
@@ -184,6 +191,15 @@ def _random_makespan(task: Task, simulator: simulators.Simulator, rng: np.random
     return float(np.concatenate(makespans).mean())
 
 
+def _bound_by_one(task: Task, planner: simulators.Simulator) -> bool:
+    try:
+        plan = make("cost-greedy")(task, planner)
+    except InfeasibleTask:  # memory binds
+        return False
+    makespan = planner.latency(task, np.array(plan.device)).makespan(task.objective)
+    return bool(simulators.single_costs(planner, task).max() >= 0.95 * makespan)
+
+
 def _save(path: Path, arrays: dict[str, np.ndarray], overwrite: bool = False) -> None:
     if path.exists() and not overwrite:
         raise SystemExit(f"{path.name} is frozen; delete it by hand if it was never published")
@@ -194,7 +210,7 @@ def _save(path: Path, arrays: dict[str, np.ndarray], overwrite: bool = False) ->
 
 
 if __name__ == "__main__":
-    steps = {"pools": freeze_pools, "banks": freeze_banks, "random": freeze_random}
+    steps = {"pools": freeze_pools, "banks": freeze_banks, "references": freeze_references}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("steps", nargs="+", choices=steps)
     for step in parser.parse_args().steps:

@@ -1,6 +1,6 @@
 """ShardGym: environments, simulators and tasks for sharding the embedding tables of recommendation models."""
 
-import gymnasium
+from importlib.util import find_spec
 
 from shard_gym import simulators, suites
 from shard_gym.errors import ShardGymError
@@ -11,5 +11,8 @@ from shard_gym.tasks import Constraints, Task
 __version__ = "0.1.0"
 __all__ = ["Constraints", "Plan", "ShardGymError", "TablePool", "Task", "make_pool", "simulators", "suites"]
 
-for _suite in suites.SUITES.values():
-    gymnasium.register(_suite.env_id, entry_point="shard_gym.env:make_env", kwargs={"suite": _suite.key})
+if find_spec("gymnasium"):  # a bare host that only measures has none
+    import gymnasium
+
+    for _suite in suites.SUITES.values():
+        gymnasium.register(_suite.env_id, entry_point="shard_gym.env:make_env", kwargs={"suite": _suite.key})

@@ -10,14 +10,13 @@ from typing import TypeVar
 import numpy as np
 
 from shard_gym.memory import table_bytes
-from shard_gym.simulators import FastSimulator, Latency, Simulator
+from shard_gym.simulators import FastSimulator, Latency, Simulator, single_costs
 from shard_gym.tasks import Task
 
 Whole = TypeVar("Whole", int, np.ndarray)
 
 _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15
-_TABLES_AT_ONCE = 64  # bounds the memory of costing tables one by one on many devices
 
 
 def task_index(seed: Whole, episode: Whole, num_tasks: int) -> Whole:
@@ -59,18 +58,7 @@ class Prepared:
     @cached_property
     def alone(self) -> np.ndarray:
         """Predicted makespan of each table alone on the first device, ms (N,)."""
-        task, n = self.task, self.task.num_tables
-        if self.embedding is None:
-            placements = np.full((n, n), -1)
-            np.fill_diagonal(placements, 0)
-            return self.simulator.latency(task, placements).makespan(task.objective)
-        costs = []
-        for start in range(0, n, _TABLES_AT_ONCE):
-            part = self.embedding[start : start + _TABLES_AT_ONCE]
-            sums = np.zeros((len(part), task.num_devices, part.shape[1]))
-            sums[:, 0] = part
-            costs.append(self.decode(sums).makespan(task.objective))
-        return np.concatenate(costs)
+        return single_costs(self.simulator, self.task)
 
     @cached_property
     def worst(self) -> float:

@@ -82,14 +82,12 @@ class Unseen(FastSimulator):
 
 def score(task: Task, plan: Plan, judge: Simulator) -> Score:
     """Latency of a complete plan by the judge; what cannot be judged raises InvalidPlan."""
-    tables = check(task, plan)
-    if set(plan.kind) - {"tw"} or any(len(devices) != 1 for devices in plan.devices):
-        raise InvalidPlan("only table-wise plans have a score: one device a table, kind 'tw'")
-    latency = judge.latency(tables, np.array(plan.device))
+    broken = violations(task, plan)
+    latency = judge.latency(task.split(plan.splits), np.array(plan.device))
     makespan, balance = float(latency.makespan(task.objective)), float(latency.balance)
     if not math.isfinite(makespan):
         raise SimulatorError(f"{judge.id} gives this plan a makespan of {makespan} ms")
-    return Score(makespan, balance, tuple(violations(task, plan)))
+    return Score(makespan, balance, tuple(broken))
 
 
 def run(solver: Solver, planner: Simulator, task: Task) -> Run:

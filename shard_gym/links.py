@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -21,7 +22,7 @@ class Links:
 
     port: float  # of each device, towards its group
     latency_ms: float = 0.0  # of one all-to-all
-    group: int = 0  # devices a group; 0: all in one
+    group: int = 0  # devices a group, the last one taking the rest; 0: all in one
     uplink: float = math.inf  # of each group
     fabric: float = math.inf  # of the whole machine
     peer_to_peer: bool = True  # False: traffic inside a group takes the uplink too
@@ -40,18 +41,27 @@ class Links:
         devices = dims.shape[-1]
         if devices == 1:
             return np.zeros(dims.shape)
-        group = min(self.group or devices, devices)
-        if devices % group:
-            raise InvalidTask(f"{devices} devices do not fill groups of {group}")
         slice_bytes = 4.0 * batch / devices  # one column's output for the samples of one device
+        starts, sizes, group = _groups(devices, self.group or devices)
         total = dims.sum(axis=-1, keepdims=True)
-        in_groups = dims.reshape(*dims.shape[:-1], devices // group, group)
-        group_dims = np.broadcast_to(in_groups.sum(axis=-1, keepdims=True), in_groups.shape).reshape(dims.shape)
-
-        near = np.maximum(dims * (group - 1), group_dims - dims)  # inside the group: sent, received
-        far = np.maximum(group_dims * (devices - group), (total - group_dims) * group)
-        if not self.peer_to_peer:
-            far = np.maximum(group_dims * (devices - 1), (total - group_dims) * group + group_dims * (group - 1))
+        in_group = total if len(starts) == 1 else np.add.reduceat(dims, starts, axis=-1).repeat(sizes, axis=-1)
+        if self.peer_to_peer:  # sent, received; inside the group, then leaving it
+            near = np.maximum(dims * (group - 1), in_group - dims)
+            far = np.maximum(in_group * (devices - group), (total - in_group) * group)
+        else:
             near = np.maximum(dims * (devices - 1), total - dims)
-        crossing = total * (devices - 1)
-        return self.latency_ms + slice_bytes * (near / self.port + far / self.uplink + crossing / self.fabric)
+            far = np.maximum(in_group * (devices - 1), total * group - in_group)
+        ms = near * (slice_bytes / self.port) + self.latency_ms
+        if self.uplink < math.inf:
+            ms += far * (slice_bytes / self.uplink)
+        if self.fabric < math.inf:
+            ms += total * ((devices - 1) * slice_bytes / self.fabric)
+        return ms
+
+
+@cache
+def _groups(devices: int, group: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """First device and size of each group, and the size of each device's group."""
+    starts = np.arange(0, devices, group)
+    sizes = np.minimum(group, devices - starts)
+    return starts, sizes, sizes.repeat(sizes)

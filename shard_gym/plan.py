@@ -112,6 +112,8 @@ def check(task: Task, plan: Any) -> Task:
 def violations(task: Task, plan: Plan) -> list[str]:
     """Why a valid plan cannot be used, in words: memory and constraints; empty when it can."""
     tables = check(task, plan)
+    if set(plan.kind) - {"tw"} or any(len(devices) != 1 for devices in plan.devices):
+        raise InvalidPlan("only table-wise plans can be judged: one device a table, kind 'tw'")
     used = device_bytes(tables, np.array(plan.device))
     over = [
         f"device {d} needs {used[d]:,} bytes of {task.memory[d]:,} ({used[d] - task.memory[d]:,} too many)"

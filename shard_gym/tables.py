@@ -112,9 +112,9 @@ def make_pool(
     Without `distinct`, `uses` and `accesses`, every row is taken to be equally likely: the statistics are those
     of uniform lookups. Without `name`, tables are called table_0, table_1, ...
     """
-    rows = _frozen("rows", np.atleast_1d(np.asarray(rows)), np.int64)
-    n = len(rows)
-    pooling, dim = _per_table("pooling", pooling, np.float32, n), _per_table("dim", dim, np.int32, n)
+    told = {"rows": rows, "dim": dim, "pooling": pooling}
+    n = next((np.size(v) for v in told.values() if np.ndim(v)), 1)
+    rows, dim, pooling = (_per_table(column, values, _DTYPES[column], n) for column, values in told.items())
     given = {"distinct", "uses", "accesses"} & columns.keys()
     if given and len(given) < 3:
         raise InvalidPool(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from shard_gym.errors import InvalidPool
@@ -49,11 +51,9 @@ def _counts(table: TablePool) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _scattered_ids(rng: np.random.Generator, rows: int, distinct: int) -> np.ndarray:
-    """`distinct` different row ids, far apart: multiples of a step that has no factor in common with `rows`."""
-    step = int(rng.integers(1, rows + 1))
-    while np.gcd(step, rows) != 1:
-        step = step % rows + 1
-    return (int(rng.integers(rows)) + step * np.arange(distinct, dtype=np.int64)) % rows
+    """`distinct` different row ids, far apart."""
+    step, shift = scatter(rng, rows)
+    return (shift + step * np.arange(distinct, dtype=np.int64)) % rows
 
 
 def _owner(lookups: np.ndarray, counts: np.ndarray, repeats: np.ndarray) -> np.ndarray:
@@ -62,3 +62,36 @@ def _owner(lookups: np.ndarray, counts: np.ndarray, repeats: np.ndarray) -> np.n
     run = np.searchsorted(lookup_end, lookups, side="right")
     inside = lookups - (lookup_end - counts * repeats)[run]
     return (row_end - repeats)[run] + inside // counts[run]
+
+
+def draws(pool: TablePool, table: int, batch: int, count: int, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+    """`count` batches of one table that share no sample, (ranks int32, offsets int64) each; cheaper than traces.
+
+    Ranks number the touched rows from the least used. `scatter` turns them into row ids, so that one draw serves
+    many times with fresh ids: (shift + step * ranks) % rows is a trace.
+    """
+    samples = batch * count
+    if not 0 < samples <= pool.reference_batch:
+        raise InvalidPool(f"the reference batch has {pool.reference_batch} samples, asked for {count} x {batch}")
+    rng = np.random.default_rng([seed, table])
+    one = pool.take([table])
+    counts, repeats = _counts(one)
+    total = int(one.lookups[0])
+    if samples == pool.reference_batch:
+        ranks = np.repeat(np.arange(repeats.sum(), dtype=np.int32), np.repeat(counts, repeats))
+        rng.shuffle(ranks)
+    else:
+        picked = rng.choice(total, int(rng.binomial(total, samples / pool.reference_batch)), replace=False)
+        ranks = _owner(picked, counts, repeats).astype(np.int32)
+    ends = np.cumsum(rng.multinomial(len(ranks), np.full(samples, 1 / samples)))  # as in `trace`
+    starts = np.concatenate([[0], ends])
+    cuts = [starts[i * batch : (i + 1) * batch + 1] for i in range(count)]
+    return [(ranks[c[0] : c[-1]], c - c[0]) for c in cuts]
+
+
+def scatter(rng: np.random.Generator, rows: int) -> tuple[int, int]:
+    """(step, shift) that spread ranks over all rows; the step has no factor in common with `rows`."""
+    step = int(rng.integers(1, rows + 1))
+    while math.gcd(step, rows) != 1:
+        step = step % rows + 1
+    return step, int(rng.integers(rows))

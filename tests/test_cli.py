@@ -29,7 +29,7 @@ def test_suites_are_listed_with_their_sizes(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == list(suites.SUITES)
     core = next(line for line in lines if line.startswith("core-80x8"))
-    assert core.split()[1:5] == ["80", "8", "100/20/100", "iteration"]
+    assert core.split()[1:6] == ["80", "8", "100/20/100", "33%", "iteration"]
 
 
 def test_agents_are_listed_with_their_tracks(capsys):

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -87,7 +89,7 @@ SKEWED = LocalityStats(
 
 def as_text(name: str, stats: LocalityStats) -> str:
     edges = [0, *(2**b for b in range(16))]
-    labels = [*(f"({a}, {b}]" for a, b in zip(edges, edges[1:], strict=False)), "(32768+"]
+    labels = [*(f"({a}, {b}]" for a, b in pairwise(edges)), "(32768+"]
     block = [name, f"Locality stats after processing 1 batches of size {stats.batch}"]
     block += [f"Avg # of indices: {stats.indices}", f"Avg # of unique cols: {stats.distinct}", "Avg col size: 7.6"]
     block += ["Histogram of col sizes:", *(f"{a}: {v:.3f}" for a, v in zip(labels, stats.uses, strict=True))]

@@ -156,9 +156,13 @@ def test_two_level_links_by_hand():
     assert links.all_to_all_ms(np.ones(4), 4).tolist() == pytest.approx([4 / 1e3 + 4 * 4 / 1e2] * 4)
 
 
-def test_groups_must_divide_the_devices():
-    with pytest.raises(InvalidTask, match="groups of 3"):
-        Links(port=1.0, group=3).all_to_all_ms(np.ones(4), 1)
+def test_the_last_group_takes_the_rest():
+    links = Links(port=1e9, group=2, uplink=4.0)
+    # 3 devices of 1 column, batch 3: slices of 4 bytes; 2 leave the pair to the single one, which receives them
+    assert links.all_to_all_ms(np.ones(3), 3) == pytest.approx([2, 2, 2])
+
+
+def test_links_without_a_rate_are_refused():
     with pytest.raises(InvalidTask, match="positive"):
         Links(port=0.0)
 

@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
-from shard_gym.errors import InvalidTask, UnknownName
+from shard_gym.errors import InvalidTask, MissingDependency, UnknownName
 from shard_gym.plan import Plan
 from shard_gym.simulators import Simulator
 from shard_gym.tasks import Task
@@ -54,6 +54,9 @@ def make(name: str, **config: Any) -> Solver:
     try:
         solver = getattr(import_module(module), attribute)
     except (ModuleNotFoundError, AttributeError) as error:
+        missing = getattr(error, "name", None)
+        if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{missing}."):
+            raise MissingDependency(f"{name} needs {missing}: pip install {missing}") from error
         raise UnknownName(f"agent ({error})", name, (*names(), "module:Class")) from error
     if is_dataclass(solver) and (unknown := config.keys() - {f.name for f in fields(solver)}):
         raise InvalidTask(

@@ -38,13 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def list_suites(options: argparse.Namespace) -> None:
-    """One line a suite."""
+    """One line a suite; "one binds" is the share of test tasks whose makespan one table sets."""
     splits = "/".join(suites.SPLITS)
-    print(f"{'suite':24} {'tables':>6} {'devices':>7} {splits:>14} {'objective':10} planner, judge")
+    print(f"{'suite':24} {'tables':>6} {'devices':>7} {splits:>14} {'one binds':>9} {'objective':10} planner, judge")
     for suite in suites.SUITES.values():
-        counts = "/".join(str(len(suite.tasks(split))) for split in suites.SPLITS)
+        counts = "/".join(str(suite.num_tasks(split)) for split in suites.SPLITS)
         simulated = suite.planner if suite.planner == suite.judge else f"{suite.planner}, {suite.judge}"
-        size = f"{suite.num_tables:6} {suite.num_devices:7} {counts:>14}"
+        size = f"{suite.num_tables:6} {suite.num_devices:7} {counts:>14} {suite.bound_share():9.0%}"
         print(f"{suite.key:24} {size} {suite.objective:10} {simulated}")
 
 

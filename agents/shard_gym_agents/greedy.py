@@ -13,7 +13,7 @@ from shard_gym.errors import UnknownName
 from shard_gym.memory import table_bytes
 from shard_gym.plan import Plan
 from shard_gym.random_plans import no_room
-from shard_gym.simulators import FastSimulator
+from shard_gym.simulators import FastSimulator, single_costs
 from shard_gym.tables import TablePool
 from shard_gym.tasks import Task
 from shard_gym_agents.solver import refuse_constraints
@@ -97,24 +97,21 @@ class CostGreedy:
 
     def __call__(self, task: Task, planner: FastSimulator) -> Plan:
         refuse_constraints(task)
-        tables, size, free = planner.embed(task), table_bytes(task), task.capacity.copy()
+        tables, size, free = planner.embed(task), table_bytes(task).tolist(), list(task.memory)
         sums = np.zeros((task.num_devices, tables.shape[1]))
         placement = [-1] * task.num_tables
-        for t in np.argsort(-single_costs(task, planner), kind="stable").tolist():
-            cost = np.where(free >= size[t], costs_with(task, planner, sums, tables[t]), np.inf)
+        for t in np.argsort(-single_costs(planner, task), kind="stable").tolist():
+            cost = costs_with(task, planner, sums, tables[t])
             d = int(cost.argmin())
-            if cost[d] == np.inf:
-                raise no_room(task, t, free)
+            if free[d] < size[t]:
+                room = np.array(free) >= size[t]
+                if not room.any():
+                    raise no_room(task, t, np.array(free))
+                d = int(np.where(room, cost, np.inf).argmin())
             placement[t] = d
             sums[d] += tables[t]
             free[d] -= size[t]
         return Plan(tuple(placement))
-
-
-def single_costs(task: Task, planner: FastSimulator) -> np.ndarray:
-    """Predicted computation of each table alone on a device, (N,) ms."""
-    sums = planner.embed(task)[:, None, :].repeat(task.num_devices, axis=1)
-    return planner.decode(task, sums).compute.max(axis=-1)
 
 
 def costs_with(task: Task, planner: FastSimulator, sums: np.ndarray, table: np.ndarray) -> np.ndarray:

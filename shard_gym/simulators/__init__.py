@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 
 from shard_gym.errors import UnknownName
-from shard_gym.simulators.base import Counted, FastSimulator, Latency, Simulator
+from shard_gym.simulators.base import Counted, FastSimulator, Latency, Simulator, single_costs
 from shard_gym.simulators.roofline import PRESETS, Roofline
 
-__all__ = ["Counted", "FastSimulator", "Latency", "Roofline", "Simulator", "make", "registered"]
+__all__ = ["Counted", "FastSimulator", "Latency", "Roofline", "Simulator", "make", "registered", "single_costs"]
 
 # id -> builder. A published id never changes its numbers: a change gets a new version.
 _BUILDERS: dict[str, Callable[[], Simulator]] = {

@@ -10,6 +10,7 @@ import numpy as np
 from shard_gym.memory import device_sums
 from shard_gym.tasks import Task
 
+TABLES_AT_ONCE = 64  # costed one by one in one call, to bound memory on many devices
 GRAIN = 2.0**14  # embeddings are multiples of 1/GRAIN: float64 sums of them are exact in any order
 
 
@@ -77,6 +78,26 @@ class FastSimulator:
     def latency(self, task: Task, placements: np.ndarray) -> Latency:
         """Latencies of placements, int (..., N) with -1 for a table not placed."""
         return self.decode(task, device_sums(self.embed(task), placements, task.num_devices))
+
+
+def single_costs(simulator: Simulator, task: Task) -> np.ndarray:
+    """Makespan of each table alone on the first device, (N,) ms: what "costliest first" goes by."""
+    n, devices = task.num_tables, task.num_devices
+    if not isinstance(simulator, FastSimulator):
+        placements = np.full((n, n), -1)
+        np.fill_diagonal(placements, 0)
+        return simulator.latency(task, placements).makespan(task.objective)
+    tables = simulator.embed(task)
+    if task.objective == "kernel" and len(set(task.speed)) == 1:  # devices are alike and do not touch: ask K at once
+        dealt = np.pad(tables, ((0, -n % devices), (0, 0))).reshape(-1, devices, tables.shape[1])
+        return simulator.decode(task, dealt).compute.ravel()[:n]
+    makespans = []
+    for start in range(0, n, TABLES_AT_ONCE):
+        part = tables[start : start + TABLES_AT_ONCE]
+        sums = np.zeros((len(part), devices, part.shape[1]))
+        sums[:, 0] = part
+        makespans.append(simulator.decode(task, sums).makespan(task.objective))
+    return np.concatenate(makespans)
 
 
 class Counted(FastSimulator):
