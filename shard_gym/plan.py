@@ -35,15 +35,20 @@ class Plan:
         object.__setattr__(self, "device", _ints("device", self.device))
         object.__setattr__(self, "splits", _ints("splits", self.splits))
         n = len(self.device)
-        kind = tuple(self.kind) or ("tw",) * n
-        devices = tuple(_ints("devices", d) for d in self.devices) or tuple((d,) for d in self.device)
-        object.__setattr__(self, "kind", kind)
-        object.__setattr__(self, "devices", devices)
-        if not len(kind) == len(devices) == n:
-            raise InvalidPlan(f"{n} tables need {n} kinds and device lists, got {len(kind)} and {len(devices)}")
-        if bad := set(kind) - set(KINDS):
+        object.__setattr__(self, "kind", tuple(self.kind) or ("tw",) * n)
+        if not self.devices:
+            object.__setattr__(self, "devices", tuple((d,) for d in self.device))
+            if len(self.kind) == n and set(self.kind) <= {"tw"}:
+                return
+        object.__setattr__(self, "devices", tuple(_ints("devices", d) for d in self.devices))
+        self._check_kinds(n)
+
+    def _check_kinds(self, n: int) -> None:
+        if not len(self.kind) == len(self.devices) == n:
+            raise InvalidPlan(f"{n} tables need {n} kinds and device lists, got {len(self.kind)}, {len(self.devices)}")
+        if bad := set(self.kind) - set(KINDS):
             raise InvalidPlan(f"unknown kinds {sorted(map(str, bad))}; choose from {', '.join(KINDS)}")
-        for i, (first, all_of_them) in enumerate(zip(self.device, devices, strict=True)):
+        for i, (first, all_of_them) in enumerate(zip(self.device, self.devices, strict=True)):
             if not all_of_them or all_of_them[0] != first:
                 raise InvalidPlan(f"devices of table {i} must begin with device[{i}] = {first}, got {all_of_them}")
 
@@ -150,6 +155,8 @@ def _sources(task: Task, plan: Plan) -> Iterable[int]:
 
 
 def _ints(field: str, values: Any) -> tuple[int, ...]:
+    if type(values) is tuple and all(type(v) is int for v in values):
+        return values
     array = np.asarray(values if not isinstance(values, str) else None)
     if array.size == 0:
         return ()

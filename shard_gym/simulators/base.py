@@ -47,8 +47,9 @@ class Latency:
     @property
     def balance(self) -> np.ndarray:
         """Fastest over slowest device, computation only; 0 when a device is empty (...)."""
-        slowest = self.compute.max(axis=-1)
-        return np.divide(self.compute.min(axis=-1), slowest, out=np.zeros_like(slowest), where=slowest > 0)
+        compute = self.compute
+        slowest = compute.max(axis=-1)
+        return compute.min(axis=-1) / np.where(slowest > 0, slowest, 1.0)
 
 
 @runtime_checkable
