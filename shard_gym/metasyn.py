@@ -40,18 +40,7 @@ def metasyn(
     while abs(np.corrcoef(rows, lookups)[0, 1]) > 0.05:  # published: no relation
         rng.shuffle(rows)
     touched, looked_up = _spread(rng, rows, lookups, *_bin_totals(stats, share))
-    distinct = touched.sum(axis=1)
-    return TablePool(
-        rows=rows,
-        dim=np.full(n, 16),
-        pooling=lookups / stats.batch,
-        distinct=distinct,
-        uses=touched / np.maximum(distinct, 1)[:, None],
-        accesses=looked_up / np.maximum(lookups, 1)[:, None],
-        name=tuple(f"metasyn{seed}_{i:03d}" for i in range(n)),
-        dtype=("fp16",) * n,
-        reference_batch=stats.batch,
-    )
+    return _pool(rows, lookups, touched, looked_up, prefix=f"metasyn{seed}", batch=stats.batch)
 
 
 @cache
@@ -72,19 +61,24 @@ def pack(pool: TablePool) -> np.ndarray:
 
 def unpack(counts: np.ndarray, prefix: str) -> TablePool:
     """The pool that `pack` packed, with 16 columns a table."""
-    rows, lookups = counts[:, 0].astype(np.int64), counts[:, 1].astype(np.int64)
-    touched, looked_up = counts[:, 2 : 2 + NUM_BINS], counts[:, 2 + NUM_BINS :]
+    rows, lookups, touched, looked_up = np.split(counts.astype(np.int64), [1, 2, 2 + NUM_BINS], axis=1)
+    return _pool(rows.ravel(), lookups.ravel(), touched, looked_up, prefix=prefix, batch=BASE_2021.batch)
+
+
+def _pool(
+    rows: np.ndarray, lookups: np.ndarray, touched: np.ndarray, looked_up: np.ndarray, *, prefix: str, batch: int
+) -> TablePool:
     distinct = touched.sum(axis=1)
-    n = len(counts)
     return TablePool(
         rows=rows,
-        dim=np.full(n, 16),
-        pooling=lookups / BASE_2021.batch,
+        dim=np.full(len(rows), 16),
+        pooling=lookups / batch,
         distinct=distinct,
         uses=touched / np.maximum(distinct, 1)[:, None],
         accesses=looked_up / np.maximum(lookups, 1)[:, None],
-        name=tuple(f"{prefix}_{i:03d}" for i in range(n)),
-        dtype=("fp16",) * n,
+        name=tuple(f"{prefix}_{i:03d}" for i in range(len(rows))),
+        dtype=("fp16",) * len(rows),
+        reference_batch=batch,
     )
 
 
