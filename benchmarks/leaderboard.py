@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 
 import shard_gym_agents
-
 from benchmarks import report
 from benchmarks.references import references, update_best
 from benchmarks.runs import Campaign, Judged, describe_agents, partial_path, run_jobs, tasks_of

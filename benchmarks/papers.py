@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from shard_gym_agents import make
 
 from shard_gym import simulators, suites
 from shard_gym.errors import InfeasibleTask
@@ -22,6 +21,7 @@ from shard_gym.random_plans import random_placements
 from shard_gym.simulators.roofline import PRESETS
 from shard_gym.tables import GB
 from shard_gym.tasks import Task
+from shard_gym_agents import make
 
 RESULTS = Path(__file__).parent / "results"
 SIMULATOR = "roofline:rtx2080ti-x4-v1"

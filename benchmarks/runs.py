@@ -18,9 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import shard_gym_agents
-
 import shard_gym
+import shard_gym_agents
 from benchmarks.progress import Progress
 from benchmarks.workers import Job, Worker, WorkerLost
 from shard_gym import simulators, suites

@@ -23,8 +23,8 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import shard_gym_agents
 
+import shard_gym_agents
 from shard_gym import simulators, suites
 from shard_gym.metasyn import load_metasyn, metasyn
 from shard_gym.traces import trace

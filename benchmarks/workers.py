@@ -16,7 +16,6 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import shard_gym_agents
-
 from shard_gym import simulators, suites
 from shard_gym.errors import MissingDependency, ShardGymError, UnknownName
 from shard_gym.evaluate import Run, Solver, config, describe, run, track

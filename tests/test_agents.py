@@ -2,16 +2,16 @@ import dataclasses
 
 import numpy as np
 import pytest
-import shard_gym_agents
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shard_gym_agents import make, names
-from shard_gym_agents.greedy import COSTS
 
+import shard_gym_agents
 from shard_gym import Constraints, Plan, Task, make_pool, simulators, suites
 from shard_gym.errors import InfeasibleTask, InvalidTask, MissingDependency, UnknownName
 from shard_gym.evaluate import TRACKS, Unseen, score
 from shard_gym.memory import device_bytes, table_bytes
+from shard_gym_agents import make, names
+from shard_gym_agents.greedy import COSTS
 
 SIMULATOR = simulators.make("roofline:rtx2080ti-x4-v1")
 FAST = {"local-search": {"budget": 0.02}, "random-search": {"samples": 50}}

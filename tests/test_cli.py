@@ -4,8 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from shard_gym_agents import make, names
-from shard_gym_agents.cli import main
 
 from shard_gym import simulators, suites
 from shard_gym.evaluate import evaluate
@@ -13,6 +11,8 @@ from shard_gym.plan import Plan
 from shard_gym.results import write_results
 from shard_gym.tables import make_pool
 from shard_gym.tasks import Task
+from shard_gym_agents import make, names
+from shard_gym_agents.cli import main
 
 TASK = Task(make_pool([1000, 2000, 3000], dim=16, name=("a", "b", "c")), memory=(2**20, 2**20))
 
