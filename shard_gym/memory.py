@@ -33,15 +33,29 @@ def device_sums(values: np.ndarray, placements: np.ndarray, num_devices: int) ->
     """
     placements = np.asarray(placements)
     flat = placements.reshape(-1, placements.shape[-1])
+    add = _by_product if num_devices <= max(8, values.shape[1]) else _by_counting
+    return add(values, flat, num_devices).reshape(*placements.shape[:-1], num_devices, values.shape[1])
+
+
+def _by_product(values: np.ndarray, flat: np.ndarray, num_devices: int) -> np.ndarray:
+    """Each device's indicator times the values: faster for few devices. In parts that stay in the cache."""
+    sums = np.empty((len(flat), num_devices, values.shape[1]))
+    devices = np.arange(num_devices)[:, None]
+    for start in range(0, len(flat), 128):
+        part = slice(start, start + 128)
+        sums[part] = (flat[part, None, :] == devices).astype(np.float64) @ values
+    return sums
+
+
+def _by_counting(values: np.ndarray, flat: np.ndarray, num_devices: int) -> np.ndarray:
+    """One weighted count a column: independent of the number of devices."""
     plans, buckets = len(flat), num_devices + 1  # the last bucket takes what is not placed
-    index = np.where(flat < 0, num_devices, flat) + buckets * np.arange(plans)[:, None]
-    index = index.ravel()
+    index = (np.where(flat < 0, num_devices, flat) + buckets * np.arange(plans)[:, None]).ravel()
     sums = np.empty((values.shape[1], plans * buckets))
     for h, column in enumerate(values.T):
         weights = np.broadcast_to(column, flat.shape).ravel()
         sums[h] = np.bincount(index, weights, minlength=plans * buckets)
-    by_device = sums.reshape(-1, plans, buckets)[:, :, :num_devices]
-    return by_device.transpose(1, 2, 0).reshape(*placements.shape[:-1], num_devices, values.shape[1])
+    return sums.reshape(-1, plans, buckets)[:, :, :num_devices].transpose(1, 2, 0)
 
 
 def device_bytes(task: Task, placements: np.ndarray) -> np.ndarray:
