@@ -159,7 +159,7 @@ def _draw_tight(suite: Suite, pool: TablePool, deck: Deck, rng: np.random.Genera
     while True:
         ids = deck.deal(suite.num_tables)
         dims = rng.choice(choices, len(ids))
-        tables = pool.take(ids).with_(dim=dims)
+        tables = pool.take(ids).with_(dim=dims, dtype=(suite.dtype,) * len(ids))
         roomy = Task(tables, (2**60,) * suite.num_devices, optimizer=suite.optimizer, accounting=suite.accounting)
         capacity = int(factor * table_bytes(roomy).sum() / suite.num_devices)
         tight = Task(tables, (capacity,) * suite.num_devices, optimizer=suite.optimizer, accounting=suite.accounting)

@@ -27,6 +27,7 @@ from shard_gym.results import write_results
 SUITES = "metasyn-80x8,dlrm-50x4,core-80x8"
 RESULTS = Path(__file__).parent / "results"
 ELSEWHERE = Path("runs/leaderboard")
+TIME_LIMIT = 60.0  # seconds a task
 SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0}
 DECISIVE = ("agents", "agent", "seeds", "simulator", "budget", "time_limit", "split", "tasks")
 ABSENT = {"missing", "unknown"}  # what a worker says of an agent that needs more than is installed
@@ -119,6 +120,7 @@ def _jobs(options: argparse.Namespace) -> list[Job]:
         raise UnknownName("agent", unknown[0], known)
     if options.simulator:
         simulators.make(options.simulator)
+    limit = options.time_limit or max(TIME_LIMIT, 2 * (options.budget or 0))
     agents = dict.fromkeys((*chosen, *options.agent))
     jobs = [
         Job(
@@ -129,7 +131,7 @@ def _jobs(options: argparse.Namespace) -> list[Job]:
             judge=options.simulator or suites.get(key).judge,
             split=options.split,
             budget=options.budget,
-            time_limit=options.time_limit,
+            time_limit=limit,
             verbose=options.verbose,
         )
         for key in options.suite
@@ -149,7 +151,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--seeds", type=_count, default=5, help="of agents that are not deterministic")
     add("--simulator", metavar="ID", help="plans and judges instead of the suite's own two")
     add("--budget", type=seconds, help="time a search may use on a task, as 1s or 100ms")
-    add("--time-limit", type=seconds, default=60.0, help="an agent is killed when a task takes longer")
+    limit = "an agent is killed when a task takes longer; default 60s, or twice the budget if that is more"
+    add("--time-limit", type=seconds, help=limit)
     add("--split", default="test")
     add("--tasks", type=_count, metavar="N", help="only the first N tasks of each suite")
     add("--workers", type=_count, default=2, help="agents that run at a time")

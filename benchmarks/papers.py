@@ -19,7 +19,7 @@ from shard_gym.files import write_whole
 from shard_gym.metasyn import POOLING_SHAPE, load_metasyn, metasyn
 from shard_gym.random_plans import random_placements
 from shard_gym.simulators.roofline import PRESETS
-from shard_gym.tables import GB
+from shard_gym.tables import GB, TablePool
 from shard_gym.tasks import Task
 from shard_gym_agents import make
 
@@ -100,10 +100,16 @@ def dreamshard() -> list[Row]:
     rows = []
     for (n, k), (random, best) in DREAMSHARD.items():
         suite = suites.get(f"dlrm-{n}x{k}")
-        rows.append(Row(f"DLRM-{n} ({k}) random", random, float(suite.random_makespans("test", SIMULATOR).mean())))
+        rows.append(Row(f"DLRM-{n} ({k}) random", random, _mean_random(suite.tasks("test"))))
         if best is not None:
             rows.append(Row(f"DLRM-{n} ({k}) best expert", best, _best_expert(suite.tasks("test"))))
     return rows
+
+
+def _mean_random(tasks: tuple[Task, ...]) -> float:
+    simulator, rng = simulators.make(SIMULATOR), np.random.default_rng(6)
+    drawn = ((task, random_placements(task, 50, rng)) for task in tasks)
+    return float(np.mean([simulator.latency(task, plans).makespan(task.objective).mean() for task, plans in drawn]))
 
 
 def _best_expert(tasks: tuple[Task, ...]) -> float:
@@ -132,24 +138,25 @@ def fusion() -> list[Row]:
 
 
 def tail() -> list[Row]:
-    """The shape of the pooling tail that the papers' ratios between plans ask for.
+    """Random over near-optimal makespans, by the shape of the pooling tail; ours near-optimal is cost-greedy.
 
-    80 tables on 8 devices: random over near-optimal, published 1.71 at a balance of 0.886, so 1.7-1.9 for
-    near-optimal plans. 10 to 90 tables on 4 devices: random over the best learned plan, 1.19-1.29.
+    AutoShard's 80x8 speedup is 1.71 at a balance of 0.886, so near-optimal plans have 1.7-1.9; DreamShard's ratios
+    are those of its learned plans. The first asks for a heavy tail, the others for a light one: the shipped shape
+    is a compromise, a little below the one and above the others.
     """
     rows = []
     for shape in (0.7, POOLING_SHAPE, 1.0, 1.2):
         mark = " (shipped)" if shape == POOLING_SHAPE else ""
         pool = metasyn(0, pooling_shape=shape)
         mixed = pool.with_(dim=np.random.default_rng(16).choice([16, 32], len(pool)))
-        rows.append(Row(f"Weibull {shape}{mark}: AutoShard 80x8 speedup", 1.75, _speedup(mixed, 80, 8, "kernel")))
-        for n, published in ((30, 1.29), (50, 1.23), (90, 1.19)):
+        rows.append(Row(f"Weibull {shape}{mark}: AutoShard 80x8", 1.75, _speedup(mixed, 80, 8, "kernel")))
+        for n, published in ((10, 1.25), (30, 1.29), (50, 1.23), (70, 1.21), (90, 1.19)):
             ours = _speedup(pool, n, 4, "iteration")
-            rows.append(Row(f"Weibull {shape}{mark}: DreamShard {n}x4 speedup", published, ours))
+            rows.append(Row(f"Weibull {shape}{mark}: DreamShard {n}x4", published, ours))
     return rows
 
 
-def _speedup(pool: object, n: int, k: int, objective: str, draws: int = 40) -> float:
+def _speedup(pool: TablePool, n: int, k: int, objective: str, draws: int = 40) -> float:
     """Mean ratio of random plans' makespan to cost-greedy's, on random tasks of a pool."""
     simulator, solver, rng = simulators.make(SIMULATOR), make("cost-greedy"), np.random.default_rng(7)
     ratios = []

@@ -19,7 +19,8 @@ from shard_gym import simulators, suites
 from shard_gym.errors import CorruptFile, InvalidPlan, ShardGymError, SimulatorError, UnknownName
 from shard_gym.plan import Plan, check, violations
 from shard_gym.results import BENCHMARK_VERSION, Result, read_results
-from shard_gym.simulators import Counted, FastSimulator, Latency, Simulator
+from shard_gym.simulators import FastSimulator, Latency, Simulator
+from shard_gym.simulators.base import counted
 from shard_gym.tasks import Task
 
 logger = logging.getLogger(__name__)
@@ -51,18 +52,6 @@ class Run:
     simulator_calls: int
 
 
-class CountedCalls:
-    """Any simulator, counting the plans it was asked about."""
-
-    def __init__(self, simulator: Simulator) -> None:
-        self.simulator, self.id, self.calls = simulator, simulator.id, 0
-
-    def latency(self, task: Task, placements: np.ndarray) -> Latency:
-        """Latencies of placements, (..., N)."""
-        self.calls += math.prod(np.shape(placements)[:-1])
-        return self.simulator.latency(task, placements)
-
-
 class Unseen(FastSimulator):
     """The planner of the blind track: it has a name and answers nothing."""
 
@@ -82,8 +71,9 @@ class Unseen(FastSimulator):
 
 def score(task: Task, plan: Plan, judge: Simulator) -> Score:
     """Latency of a complete plan by the judge; what cannot be judged raises InvalidPlan."""
-    broken = violations(task, plan)
-    latency = judge.latency(task.split(plan.splits), np.array(plan.device))
+    tables = check(task, plan)
+    broken = violations(task, plan, tables)
+    latency = judge.latency(tables, np.array(plan.device))
     makespan, balance = float(latency.makespan(task.objective)), float(latency.balance)
     if not math.isfinite(makespan):
         raise SimulatorError(f"{judge.id} gives this plan a makespan of {makespan} ms")
@@ -92,7 +82,7 @@ def score(task: Task, plan: Plan, judge: Simulator) -> Score:
 
 def run(solver: Solver, planner: Simulator, task: Task) -> Run:
     """Call a solver once: time the call, count its questions, and turn its failure into words."""
-    asked = _counted(planner, track(solver))
+    asked = Unseen(planner) if track(solver) == "blind" else counted(planner)
     start = time.perf_counter()
     wall = math.nan
     try:
@@ -205,12 +195,6 @@ def describe(error: BaseException) -> str:
     """An error in one line."""
     first = str(error).strip().splitlines()[:1]
     return ": ".join((type(error).__name__, *first))
-
-
-def _counted(planner: Simulator, track: str) -> Counted | CountedCalls | Unseen:
-    if track == "blind":
-        return Unseen(planner)
-    return Counted(planner) if isinstance(planner, FastSimulator) else CountedCalls(planner)
 
 
 def _task_of(result: Result, known: dict[tuple[str, str], Task], where: str) -> Task:

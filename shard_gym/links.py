@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 
 from shard_gym.errors import InvalidTask
+from shard_gym.numbers import whole
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,15 @@ class Links:
     peer_to_peer: bool = True  # False: traffic inside a group takes the uplink too
 
     def __post_init__(self) -> None:
-        if not (min(self.port, self.uplink, self.fabric) > 0 and self.latency_ms >= 0 and self.group >= 0):
+        try:
+            for rate in ("port", "latency_ms", "uplink", "fabric"):
+                object.__setattr__(self, rate, float(getattr(self, rate)))
+            object.__setattr__(self, "group", whole(self.group))
+        except (TypeError, ValueError) as error:
+            raise InvalidTask(f"links are rates and a whole number of devices a group: {error}") from error
+        object.__setattr__(self, "peer_to_peer", bool(self.peer_to_peer))
+        rates = all(rate > 0 for rate in (self.port, self.uplink, self.fabric))  # NaN is not
+        if not (rates and 0 <= self.latency_ms < math.inf and self.group >= 0):
             raise InvalidTask(f"links need positive rates, latency >= 0 and group >= 0, got {self}")
 
     def all_to_all_ms(self, dims: np.ndarray, batch: int) -> np.ndarray:

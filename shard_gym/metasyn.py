@@ -14,23 +14,24 @@ import numpy as np
 
 from shard_gym.errors import InvalidPool
 from shard_gym.locality import BASE_2021, LocalityStats
-from shard_gym.tables import BIN_EDGES, NUM_BINS, TablePool, use_histogram
+from shard_gym.tables import HIGH, LOW, NUM_BINS, TablePool, share_out, use_histogram
 
 ROWS_MAX, ROWS_MEAN = 12_543_670, 4_107_458  # AutoShard, Table 1; the minimum is 1
 POOLING_MAX = 193  # as there; the minimum is 0, a table nobody looks up
-# Shape of the Weibull that pooling is drawn from. Not published: fitted to the ratios between plans that both
-# papers report (`python -m benchmarks.papers metasyn` prints the fit). Below 1 single tables bound the tasks.
+# Shape of the Weibull that pooling is drawn from. Not published. The papers' ratios between plans pull both ways:
+# AutoShard's ask for 0.8 or less, DreamShard's for 1.2 or more, and below 0.8 single tables bound the tasks
+# (`python -m benchmarks.papers metasyn` prints the ratios of each shape).
 POOLING_SHAPE = 0.85
 MIN_TABLES = 32  # fewer cannot hold the table at the maximum and keep the mean
 TINY_ROWS = 1_000  # tables up to this size are counted row by row
-LOW = BIN_EDGES[:-1] + 1  # fewest and most uses of a row in each bin
-HIGH = BIN_EDGES[1:]
 
 
 def metasyn(
     seed: int, n: int = 856, stats: LocalityStats = BASE_2021, pooling_shape: float = POOLING_SHAPE
 ) -> TablePool:
     """A pool of n tables with the statistics of `stats`; equal arguments give equal pools."""
+    if seed < 0:
+        raise InvalidPool(f"a seed is a whole number from 0, got {seed}")
     if n < MIN_TABLES:
         raise InvalidPool(f"a MetaSyn pool needs at least {MIN_TABLES} tables to have the published extremes, got {n}")
     rng = np.random.default_rng([seed, n])
@@ -167,7 +168,7 @@ def _fit_margins(
     """Expected lookups of every table and bin (N, 17) by iterative proportional fitting of a skew per table."""
     skew = rng.normal(0, 0.25, len(rows))
     cells = np.exp(skew[:, None] * (np.arange(NUM_BINS) - 6)) * bin_lookups
-    cells[mean_uses > 0.25 * lookups[:, None]] = 0  # a row cannot be used more often than its table
+    cells[:, 1:][mean_uses[1:] > 0.25 * lookups[:, None]] = 0  # a row cannot be used more often than its table
     level = np.arange(NUM_BINS)
     for _ in range(60):
         cells *= bin_lookups / np.maximum(cells.sum(axis=0), 1e-9)
@@ -190,7 +191,7 @@ def _to_whole_numbers(
     looked_up = np.clip(np.rint(touched * mean_uses).astype(np.int64), low, high)
     gap = lookups - looked_up.sum(axis=1)
     for bins in (slice(2, 11), slice(2, NUM_BINS)):  # the many rows of the middle absorb the rounding
-        looked_up[:, bins] += _share_out(gap, looked_up[:, bins], low[:, bins], high[:, bins])
+        looked_up[:, bins] += share_out(gap, looked_up[:, bins], low[:, bins], high[:, bins])
         gap = lookups - looked_up.sum(axis=1)
     # what is left goes to rows used once: add some, or drop some
     once = np.maximum(looked_up[:, 0] + gap, 0)
@@ -198,16 +199,3 @@ def _to_whole_numbers(
     if (looked_up.sum(axis=1) != lookups).any():
         raise InvalidPool("these statistics leave no whole-number histogram for some table; try another seed")
     return touched, looked_up
-
-
-def _share_out(gap: np.ndarray, value: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Changes to `value` (N, B) that close `gap` (N,) as far as low and high allow, in proportion to the room."""
-    room = np.where(gap[:, None] > 0, high - value, value - low)
-    wanted = np.minimum(abs(gap), room.sum(axis=1))
-    change = np.floor(room * (wanted / np.maximum(room.sum(axis=1), 1))[:, None]).astype(np.int64)
-    left = wanted - change.sum(axis=1)
-    for b in range(value.shape[1]):
-        more = np.minimum(left, room[:, b] - change[:, b])
-        change[:, b] += more
-        left -= more
-    return np.sign(gap)[:, None] * change

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 from shard_gym.errors import CorruptFile, InvalidPlan, InvalidTask
 from shard_gym.files import read_json, write_whole
 from shard_gym.memory import device_bytes
+from shard_gym.numbers import whole
 from shard_gym.tasks import Task
 
 SCHEMA = "shard-gym/plan/1"
@@ -35,19 +36,18 @@ class Plan:
         object.__setattr__(self, "device", _ints("device", self.device))
         object.__setattr__(self, "splits", _ints("splits", self.splits))
         n = len(self.device)
-        object.__setattr__(self, "kind", tuple(self.kind) or ("tw",) * n)
-        if not self.devices:
-            object.__setattr__(self, "devices", tuple((d,) for d in self.device))
-            if len(self.kind) == n and set(self.kind) <= {"tw"}:
-                return
-        object.__setattr__(self, "devices", tuple(_ints("devices", d) for d in self.devices))
-        self._check_kinds(n)
+        kind, devices = _sequence("kind", self.kind), _sequence("devices", self.devices)
+        object.__setattr__(self, "kind", kind or ("tw",) * n)
+        each = (_ints("devices", d) for d in devices) if devices else ((d,) for d in self.device)
+        object.__setattr__(self, "devices", tuple(each))
+        if kind or devices:
+            self._check_kinds(n)
 
     def _check_kinds(self, n: int) -> None:
         if not len(self.kind) == len(self.devices) == n:
             raise InvalidPlan(f"{n} tables need {n} kinds and device lists, got {len(self.kind)}, {len(self.devices)}")
-        if bad := set(self.kind) - set(KINDS):
-            raise InvalidPlan(f"unknown kinds {sorted(map(str, bad))}; choose from {', '.join(KINDS)}")
+        if bad := [kind for kind in self.kind if kind not in KINDS]:
+            raise InvalidPlan(f"unknown kind {bad[0]!r}; choose from {', '.join(KINDS)}")
         for i, (first, all_of_them) in enumerate(zip(self.device, self.devices, strict=True)):
             if not all_of_them or all_of_them[0] != first:
                 raise InvalidPlan(f"devices of table {i} must begin with device[{i}] = {first}, got {all_of_them}")
@@ -78,8 +78,10 @@ class Plan:
         unknown = data.keys() - {"schema", "device", "splits", "kind", "devices"}
         if unknown or "device" not in data:
             raise CorruptFile(f"a plan has device, splits, kind and devices, got {sorted(data.keys() - {'schema'})}")
-        fields = {key: tuple(value) for key, value in data.items() if key != "schema"}
-        return cls(**fields)
+        try:
+            return cls(**{key: value for key, value in data.items() if key != "schema"})
+        except InvalidPlan as error:
+            raise CorruptFile(f"not a plan: {error}") from error
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, whole or not at all."""
@@ -90,7 +92,7 @@ class Plan:
         """Read a JSON file that `save` wrote."""
         try:
             return cls.from_dict(read_json(path))
-        except (CorruptFile, InvalidPlan) as error:
+        except CorruptFile as error:
             raise CorruptFile(f"{path}: {error}") from error
 
 
@@ -114,9 +116,12 @@ def check(task: Task, plan: Any) -> Task:
     return tables
 
 
-def violations(task: Task, plan: Plan) -> list[str]:
-    """Why a valid plan cannot be used, in words: memory and constraints; empty when it can."""
-    tables = check(task, plan)
+def violations(task: Task, plan: Plan, tables: Task | None = None) -> list[str]:
+    """Why a valid plan cannot be used, in words: memory and constraints; empty when it can.
+
+    `tables` is what `check` returned, if it was called already.
+    """
+    tables = check(task, plan) if tables is None else tables
     if set(plan.kind) - {"tw"} or any(len(devices) != 1 for devices in plan.devices):
         raise InvalidPlan("only table-wise plans can be judged: one device a table, kind 'tw'")
     used = device_bytes(tables, np.array(plan.device))
@@ -157,9 +162,16 @@ def _sources(task: Task, plan: Plan) -> Iterable[int]:
 def _ints(field: str, values: Any) -> tuple[int, ...]:
     if type(values) is tuple and all(type(v) is int for v in values):
         return values
-    array = np.asarray(values if not isinstance(values, str) else None)
-    if array.size == 0:
-        return ()
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise InvalidPlan(f"{field} must be a flat sequence of ints, got {values!r:.80}")
-    return tuple(array.tolist())
+    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu":
+        return tuple(values.tolist())
+    try:
+        return tuple(whole(value) for value in _sequence(field, values))
+    except TypeError as error:
+        raise InvalidPlan(f"{field} must be a flat sequence of ints, got {values!r:.80}") from error
+
+
+def _sequence(field: str, values: Any) -> tuple[Any, ...]:
+    array = isinstance(values, np.ndarray) and values.ndim > 0
+    if not (array or isinstance(values, Sequence)) or isinstance(values, str | bytes):
+        raise InvalidPlan(f"{field} must be a sequence, got {values!r:.80}")
+    return tuple(values)

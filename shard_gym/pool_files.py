@@ -17,9 +17,9 @@ A file holds one row a table. Only `rows` is required:
     accesses_0 ... accesses_16  share of the lookups that go to those rows
     reference_batch  samples in that batch, the same in every row; 65536 if missing
 
-`distinct`, `uses` and `accesses` describe one histogram: all three, or none, and then every row is taken to
-be equally likely. A column that is there must be filled in every row, and an unknown column is refused rather
-than dropped. So a small CSV file is
+`distinct`, `uses` and `accesses` describe one histogram: all three, or none, and then lookups are spread over
+the rows as evenly as whole numbers allow, which touches the most rows possible. A column that is there must be
+filled in every row, and an unknown column is refused rather than dropped. So a small CSV file is
 
     name,rows,dim,pooling
     user,5000000,64,1

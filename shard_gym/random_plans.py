@@ -9,7 +9,7 @@ from shard_gym.memory import device_bytes, table_bytes
 from shard_gym.tasks import Task
 
 TRIES = 1_000  # uniform placements drawn for one feasible one, at most
-CHUNK = 4_000_000  # table placements drawn at once
+CHUNK = 4_000_000  # table placements drawn at once, to bound memory
 
 
 def random_placements(task: Task, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -18,6 +18,12 @@ def random_placements(task: Task, count: int, rng: np.random.Generator) -> np.nd
     Uniform over devices, infeasible ones drawn again. Where that fails (tight memory), tables go largest first,
     each to a random device with room; where that dead-ends too, first-fit-decreasing, the last resort.
     """
+    at_once = max(1, CHUNK // task.num_tables)
+    parts = [_drawn(task, min(at_once, count - start), rng) for start in range(0, count, at_once)]
+    return np.concatenate(parts) if parts else np.empty((0, task.num_tables), np.int64)
+
+
+def _drawn(task: Task, count: int, rng: np.random.Generator) -> np.ndarray:
     found: list[np.ndarray] = []
     missing = count
     for _ in range(10):

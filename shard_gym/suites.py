@@ -74,7 +74,10 @@ class Suite:
         return float(_data("references.npz")[f"{self.key}/bound/{self.planner}"])
 
     def random_makespans(self, split: str = "test", simulator_id: str | None = None) -> np.ndarray:
-        """Mean makespan of 1,000 random feasible plans of each task, frozen; by the judge unless another is named."""
+        """Mean makespan of 1,000 random feasible plans of each task, frozen; by the judge unless another is named.
+
+        A task that no known plan solves without splits takes uniform plans, full devices or not.
+        """
         key = f"{self.key}/{_known(split)}/{simulator_id or self.judge}"
         frozen = _data("references.npz")
         if key not in frozen:
@@ -161,17 +164,18 @@ def _core_suites() -> list[Suite]:
         "iteration",
         H100,
         H100,
-        memory_gb=(6,),
+        memory_gb=(12,),
         pools=((1, 856), (2, 856), (3, 856)),
+        dtype="fp32",
         optimizer="rowwise_adagrad",
         accounting="training",
     )
     return [
-        replace(core, name="Core-60x4", num_tables=60, num_devices=4, memory_gb=(12,)),
+        replace(core, name="Core-60x4", num_tables=60, num_devices=4, memory_gb=(24,)),
         core,
         replace(core, name="Tight-80x8", memory_gb=(MEAN_LOAD,)),
         replace(core, name="TightMix-80x8", memory_gb=(MEAN_LOAD,)),
-        replace(core, name="Hetero-80x8", memory_gb=(4,) * 4 + (8,) * 4, speed=(1.0,) * 4 + (0.6,) * 4),
+        replace(core, name="Hetero-80x8", memory_gb=(8,) * 4 + (16,) * 4, speed=(1.0,) * 4 + (0.6,) * 4),
         replace(
             core,
             name="Prod-1000x128",
@@ -180,6 +184,7 @@ def _core_suites() -> list[Suite]:
             planner=A100,
             judge=A100,
             memory_gb=(32,),
+            dtype="fp16",
             pools=((4, 1000), (5, 1000), (6, 1000)),
         ),
     ]

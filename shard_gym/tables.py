@@ -10,18 +10,35 @@ from typing import Any
 import numpy as np
 
 from shard_gym.errors import InvalidPool
+from shard_gym.histograms import HIGH, LOW, NUM_BINS, agree, bin_of, fitted_counts, share_out, use_histogram
+from shard_gym.numbers import whole
+
+__all__ = [
+    "ELEMENT_BYTES",
+    "EXACT",
+    "FEATURES",
+    "GB",
+    "HIGH",
+    "LOW",
+    "NUM_BINS",
+    "REFERENCE_BATCH",
+    "TablePool",
+    "bin_of",
+    "make_pool",
+    "share_out",
+    "use_histogram",
+]
 
 GB = 2**30
 REFERENCE_BATCH = 65_536
-NUM_BINS = 17
-# Bin b counts rows used more than BIN_EDGES[b] and at most BIN_EDGES[b + 1] times in a batch.
-BIN_EDGES = np.array([0, *(2**b for b in range(16)), np.iinfo(np.int64).max])
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 # AutoShard B.2: the order is part of the contract with every fitted network.
 FEATURES = ("dim", "rows", "pooling", "size_gb", *(f"uses_{b}" for b in range(NUM_BINS)))
 
 _DTYPES = {"rows": np.int64, "dim": np.int32, "pooling": np.float32, "distinct": np.int64}
 _SHARES = ("uses", "accesses")
+EXACT = 2.0**53  # bytes and lookups stay below it, as sums of them pass through float64
+STATE_BYTES = 8  # the most that an optimizer keeps beside a weight (Adam)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +46,8 @@ class TablePool:
     """N embedding tables, immutable, one array per property.
 
     `uses[i, b]` is the share of table i's distinct rows, `accesses[i, b]` the share of its lookups, that fall
-    in bin b of uses a reference batch. Shares of less than 2**24 rows and lookups give the counts back exactly.
+    in bin b of uses a reference batch. Shares of less than 2**24 rows and lookups give the counts back exactly;
+    where they do not (more, or shares that were rounded), `use_counts` finds whole numbers close to them.
     """
 
     rows: np.ndarray  # (N,) int64
@@ -47,6 +65,7 @@ class TablePool:
             object.__setattr__(self, column, _frozen(column, getattr(self, column), dtype))
         object.__setattr__(self, "name", tuple(self.name))
         object.__setattr__(self, "dtype", tuple(self.dtype))
+        object.__setattr__(self, "reference_batch", _batch(self.reference_batch))
         _check(self)
 
     def __len__(self) -> int:
@@ -70,15 +89,46 @@ class TablePool:
         return self.rows * self.dim * self.element_bytes
 
     @property
+    def training_bytes(self) -> np.ndarray:
+        """Bytes with the largest optimizer state there is, (N,) float64: it may be more than an int64 holds."""
+        return self.rows.astype(np.float64) * self.dim * (self.element_bytes + STATE_BYTES)
+
+    @property
     def lookups(self) -> np.ndarray:
-        """Ids looked up in one reference batch, (N,) int64."""
-        return np.rint(self.pooling.astype(np.float64) * self.reference_batch).astype(np.int64)
+        """Ids looked up in one reference batch, (N,) int64; never fewer than rows are touched (pooling is rounded)."""
+        lookups = np.rint(self.pooling.astype(np.float64) * self.reference_batch).astype(np.int64)
+        return np.maximum(lookups, self.distinct)
 
     def use_counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows touched and lookups made in each bin of uses, exact, both (N, 17) int64."""
+        """Rows touched and lookups made in each bin of uses, both (N, 17) int64.
+
+        They sum to `distinct` and `lookups` exactly, and a bin's lookups are possible with its rows.
+        """
+        touched, looked_up = self._rounded_counts()
+        odd, *counts = self._fitted
+        if len(odd):
+            touched[odd], looked_up[odd] = counts
+        return touched, looked_up
+
+    def _rounded_counts(self) -> tuple[np.ndarray, np.ndarray]:
         touched = np.rint(self.uses.astype(np.float64) * self.distinct[:, None]).astype(np.int64)
         looked_up = np.rint(self.accesses.astype(np.float64) * self.lookups[:, None]).astype(np.int64)
         return touched, looked_up
+
+    @cached_property
+    def _fitted(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Tables whose shares do not round to counts that add up, and the counts that take their place."""
+        distinct, lookups = self.distinct, self.lookups
+        odd = np.flatnonzero(~agree(*self._rounded_counts(), distinct, lookups))
+        uses, accesses = self.uses[odd].astype(np.float64), self.accesses[odd].astype(np.float64)
+        touched, looked_up, hopeless = fitted_counts(uses, accesses, distinct[odd], lookups[odd])
+        if hopeless.any():
+            table = int(odd[_first(hopeless)])
+            raise InvalidPool(
+                f"table {table} ({self.name[table]!r}): {distinct[table]:,} rows with these uses cannot make "
+                f"{lookups[table]:,} lookups with these accesses: correct pooling, distinct, uses or accesses"
+            )
+        return odd, touched, looked_up
 
     def features(self) -> np.ndarray:
         """The 21 raw features in the order of FEATURES, (N, 21) float32. Scaling belongs to whoever learns."""
@@ -86,8 +136,8 @@ class TablePool:
         return np.concatenate([head, self.uses], axis=1).astype(np.float32)
 
     def take(self, indices: Sequence[int] | np.ndarray) -> TablePool:
-        """The tables at `indices`, in that order; repeats are legal."""
-        picked = np.asarray(indices, np.int64)
+        """The tables at `indices`, in that order, repeats are legal; or those where a mask, (N,) bool, is true."""
+        picked = _picked(indices, len(self))
         columns = {c: getattr(self, c)[picked] for c in (*_DTYPES, *_SHARES)}
         names = tuple(self.name[i] for i in picked)
         dtypes = tuple(self.dtype[i] for i in picked)
@@ -109,8 +159,9 @@ def make_pool(
 ) -> TablePool:
     """A pool from what is known of some tables; scalars apply to every table.
 
-    Without `distinct`, `uses` and `accesses`, every row is taken to be equally likely: the statistics are those
-    of uniform lookups. Without `name`, tables are called table_0, table_1, ...
+    Without `distinct`, `uses` and `accesses`, lookups are spread over the rows as evenly as whole numbers allow.
+    That is the most distinct rows a batch can touch: uniformly random lookups would touch fewer. Without `name`,
+    tables are called table_0, table_1, ...
     """
     told = {"rows": rows, "dim": dim, "pooling": pooling}
     n = next((np.size(v) for v in told.values() if np.ndim(v)), 1)
@@ -125,22 +176,6 @@ def make_pool(
     columns.setdefault("name", tuple(f"table_{i}" for i in range(n)))
     dtypes = (dtype,) * n if isinstance(dtype, str) else tuple(dtype)
     return TablePool(rows, dim, pooling, dtype=dtypes, reference_batch=reference_batch, **columns)
-
-
-def bin_of(counts: np.ndarray) -> np.ndarray:
-    """The bin of uses that each count (>= 1) falls in."""
-    return np.searchsorted(BIN_EDGES, counts, side="left") - 1
-
-
-def use_histogram(counts: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
-    """(distinct, uses, accesses) of a table from how often each touched row is used."""
-    counts = counts[counts > 0]
-    if not len(counts):
-        return 0, np.zeros(NUM_BINS, np.float32), np.zeros(NUM_BINS, np.float32)
-    bins = bin_of(counts)
-    uses = np.bincount(bins, minlength=NUM_BINS) / len(counts)
-    accesses = np.bincount(bins, weights=counts, minlength=NUM_BINS) / counts.sum()
-    return len(counts), uses.astype(np.float32), accesses.astype(np.float32)
 
 
 def _uniform_statistics(rows: np.ndarray, pooling: np.ndarray, batch: int) -> dict[str, Any]:
@@ -180,6 +215,32 @@ def _frozen(column: str, values: Any, dtype: Any) -> np.ndarray:
     return array
 
 
+def _picked(indices: Any, n: int) -> np.ndarray:
+    try:
+        picked = np.asarray(indices)
+    except ValueError as error:
+        raise InvalidPool(f"tables are picked by index or by a mask: {error}") from error
+    if picked.ndim != 1 or (picked.dtype.kind not in "iub" and picked.size):
+        raise InvalidPool(f"tables are picked by a flat list of indices or by a mask, got {indices!r:.80}")
+    if picked.dtype == bool:
+        if len(picked) != n:
+            raise InvalidPool(f"a mask of {len(picked)} cannot pick from {n} tables")
+        return np.flatnonzero(picked)
+    if outside := picked[(picked < 0) | (picked >= n)].tolist():
+        raise InvalidPool(f"table {outside[0]} is not in a pool of {n}")
+    return picked.astype(np.int64)
+
+
+def _batch(samples: Any) -> int:
+    try:
+        batch = whole(samples)
+    except TypeError as error:
+        raise InvalidPool(f"reference_batch must be a positive int: {error}") from error
+    if batch < 1:
+        raise InvalidPool(f"reference_batch must be positive, got {batch}")
+    return batch
+
+
 def _check(pool: TablePool) -> None:
     n = len(pool.rows)
     for column, shape in {**dict.fromkeys(_DTYPES, (n,)), **dict.fromkeys(_SHARES, (n, NUM_BINS))}.items():
@@ -192,20 +253,28 @@ def _check(pool: TablePool) -> None:
         raise InvalidPool(f"{n} tables need {n} names and dtypes, got {len(pool.name)} and {len(pool.dtype)}")
     if unknown := set(pool.dtype) - ELEMENT_BYTES.keys():
         raise InvalidPool(f"unknown weight dtype {sorted(unknown)}; choose from {sorted(ELEMENT_BYTES)}")
-    if pool.reference_batch < 1:
-        raise InvalidPool(f"reference_batch must be positive, got {pool.reference_batch}")
     _check_values(pool)
 
 
 def _check_values(pool: TablePool) -> None:
+    lookups = pool.pooling.astype(np.float64) * pool.reference_batch
+    unused = np.rint(lookups) == 0
+    no_shares = (pool.uses.sum(axis=1) == 0) | (pool.accesses.sum(axis=1) == 0)
     rules = {
         "rows must be at least 1": pool.rows < 1,
         "dim must be at least 1": pool.dim < 1,
+        "bytes of weights and optimizer state must stay below 2**53": pool.training_bytes >= EXACT,
         "pooling must not be negative": pool.pooling < 0,
-        "pooling times reference_batch must stay below 2**62": pool.pooling >= 2.0**62 / pool.reference_batch,
+        "pooling times reference_batch must stay below 2**53": lookups >= EXACT,
         "distinct must lie between 0 and rows": (pool.distinct < 0) | (pool.distinct > pool.rows),
+        # pooling is float32
+        "distinct must not exceed the lookups, pooling times reference_batch": (
+            pool.distinct > np.rint(lookups * (1 + 2.0**-23))
+        ),
+        "distinct must be at least 1 where there are lookups": (pool.distinct == 0) & ~unused,
         "uses must be shares that sum to 1 (or to 0 for an unused table)": _not_shares(pool.uses),
         "accesses must be shares that sum to 1 (or to 0 for an unused table)": _not_shares(pool.accesses),
+        "uses and accesses must sum to 1 where there are lookups": no_shares & ~unused,
     }
     for rule, broken in rules.items():
         if broken.any():

@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from shard_gym.errors import CorruptFile, InvalidTask, UnknownName
+from shard_gym.errors import CorruptFile, InvalidTask, ShardGymError, UnknownName
 from shard_gym.links import Links
-from shard_gym.tables import REFERENCE_BATCH, TablePool
+from shard_gym.numbers import whole
+from shard_gym.tables import EXACT, REFERENCE_BATCH, TablePool
 
 OBJECTIVES = ("kernel", "iteration")
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adam")
@@ -33,6 +34,21 @@ class Constraints:
     no_split: tuple[int, ...] = ()
     base: tuple[int, ...] = ()  # the plan in use, one device a table
     max_moves: int | None = None  # tables that may leave their device in `base`
+
+    def __post_init__(self) -> None:
+        try:
+            for name in ("pin", "together", "apart"):
+                object.__setattr__(self, name, tuple(_wholes(group) for group in getattr(self, name)))
+            for name in ("no_split", "base"):
+                object.__setattr__(self, name, _wholes(getattr(self, name)))
+            if self.max_moves is not None:
+                object.__setattr__(self, "max_moves", whole(self.max_moves))
+        except TypeError as error:
+            raise InvalidTask(f"constraints name tables and devices by whole numbers: {error}") from error
+        if bad := [pin for pin in self.pin if len(pin) != 2]:
+            raise InvalidTask(f"a pin is a table and its device, got {bad[0]}")
+        if self.max_moves is not None and self.max_moves < 0:
+            raise InvalidTask(f"max_moves must not be negative, got {self.max_moves}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +69,15 @@ class Task:
 
     def __post_init__(self) -> None:
         try:
-            object.__setattr__(self, "memory", tuple(int(m) for m in self.memory))
+            object.__setattr__(self, "memory", tuple(math.floor(m) for m in self.memory))
             object.__setattr__(self, "speed", tuple(float(s) for s in self.speed) or (1.0,) * len(self.memory))
-        except (TypeError, ValueError) as error:
-            raise InvalidTask(f"memory and speed are one number a device: {error}") from error
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidTask(f"memory and speed are one finite number a device: {error}") from error
+        try:
+            object.__setattr__(self, "batch", whole(self.batch))
+        except TypeError as error:
+            raise InvalidTask(f"batch must be a positive int: {error}") from error
+        object.__setattr__(self, "splits_allowed", bool(self.splits_allowed))
         _check(self)
 
     @property
@@ -87,6 +108,7 @@ class Task:
             array = getattr(self.tables, column)
             digest.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
         scalars = self._scalars() | {"table_names": self.tables.name, "dtype": self.tables.dtype}
+        scalars["reference_batch"] = self.tables.reference_batch
         digest.update(json.dumps(scalars, sort_keys=True).encode())
         return digest.hexdigest()[:16]
 
@@ -136,9 +158,11 @@ class Task:
             written = data.pop("hash")
             data["tables"] = TablePool(**data["tables"])
             data["links"] = None if data["links"] is None else Links(**_finite(data["links"], math.inf))
-            data["constraints"] = Constraints(**{k: _tupled(v) for k, v in data["constraints"].items()})
+            data["constraints"] = Constraints(**data["constraints"])
             task = cls(**data)
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        except CorruptFile:
+            raise
+        except (ShardGymError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise CorruptFile(f"not a task: {type(error).__name__}: {error}") from error
         if task.hash != written:
             raise CorruptFile(f"task says it is {written} but its content is {task.hash}")
@@ -155,25 +179,33 @@ def _finite(values: dict[str, Any], unbounded: float | None) -> dict[str, Any]:
     return {k: unbounded if v is None or v == math.inf else v for k, v in values.items()}
 
 
-def _tupled(value: Any) -> Any:
-    return tuple(_tupled(v) for v in value) if isinstance(value, list) else value
+def _wholes(values: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(whole(value) for value in values)
 
 
 def _check(task: Task) -> None:
     if not len(task.tables):
         raise InvalidTask("a task needs at least one table")
-    if not task.memory:
-        raise InvalidTask("a task needs at least one device: give memory=(bytes, ...), one number each")
-    if min(task.memory) <= 0:
-        raise InvalidTask(f"device {task.memory.index(min(task.memory))} has {min(task.memory)} bytes")
+    _check_memory(task)
     if len(task.speed) != task.num_devices or not all(0 < s < math.inf for s in task.speed):
         raise InvalidTask(f"speed needs {task.num_devices} positive numbers, got {task.speed}")
-    if not isinstance(task.batch, int) or task.batch < 1:
-        raise InvalidTask(f"batch must be a positive int, got {task.batch!r}")
+    if task.batch < 1:
+        raise InvalidTask(f"batch must be positive, got {task.batch}")
     for kind, valid in (("objective", OBJECTIVES), ("optimizer", OPTIMIZERS), ("accounting", ACCOUNTINGS)):
         if getattr(task, kind) not in valid:
             raise UnknownName(kind, getattr(task, kind), valid)
     _check_constraints(task)
+
+
+def _check_memory(task: Task) -> None:
+    if not task.memory:
+        raise InvalidTask("a task needs at least one device: give memory=(bytes, ...), one number each")
+    if min(task.memory) <= 0:
+        raise InvalidTask(f"device {task.memory.index(min(task.memory))} has {min(task.memory)} bytes")
+    if max(task.memory) >= 2**63:
+        raise InvalidTask(f"device {task.memory.index(max(task.memory))} has {max(task.memory)} bytes: not below 2**63")
+    if float(task.tables.training_bytes.sum()) >= EXACT:
+        raise InvalidTask("all tables together, with optimizer state, must stay below 2**53 bytes")
 
 
 def _check_constraints(task: Task) -> None:
@@ -185,3 +217,23 @@ def _check_constraints(task: Task) -> None:
         raise InvalidTask(f"constraints name devices {sorted(bad)}, but there are {task.num_devices}")
     if (c.max_moves is not None or c.base) and len(c.base) != task.num_tables:
         raise InvalidTask(f"max_moves needs base, one device for each of {task.num_tables} tables")
+    _check_contradictions(c, task.num_devices)
+
+
+def _check_contradictions(c: Constraints, num_devices: int) -> None:
+    """What no plan can keep: tables that must be together count as one, wherever one of them is named."""
+    one = {t: t for group in c.together for t in group}
+    for group in c.together:
+        merged = {one[t] for t in group}
+        one |= {t: min(merged) for t in one if one[t] in merged}
+    pinned: dict[int, int] = {}
+    for table, device in c.pin:
+        if pinned.setdefault(one.get(table, table), device) != device:
+            raise InvalidTask(f"table {table}, or one that must be with it, is pinned to two devices")
+    for group in c.apart:
+        apart = {one.get(t, t) for t in group}
+        devices = [pinned[t] for t in apart if t in pinned]
+        if len(apart) != len(group) or len(devices) != len(set(devices)):
+            raise InvalidTask(f"tables {group} must be apart, but other constraints put two of them on one device")
+        if len(apart) > num_devices:
+            raise InvalidTask(f"{len(apart)} tables must be apart, but there are {num_devices} devices")

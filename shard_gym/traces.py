@@ -19,10 +19,8 @@ def trace(pool: TablePool, table: int, batch: int | None = None, seed: int = 0) 
     batch = pool.reference_batch if batch is None else batch
     if not 0 < batch <= pool.reference_batch:
         raise InvalidPool(f"a trace has 1 to {pool.reference_batch} samples (the reference batch), asked for {batch}")
-    if not 0 <= table < len(pool):
-        raise InvalidPool(f"table {table} is not in a pool of {len(pool)}")
-    rng = np.random.default_rng([seed, table])
     one = pool.take([table])
+    rng = _rng(seed, table)
     counts, repeats = _counts(one)
     total = int(one.lookups[0])
     wanted = total if batch == pool.reference_batch else int(rng.binomial(total, batch / pool.reference_batch))
@@ -34,6 +32,12 @@ def trace(pool: TablePool, table: int, batch: int | None = None, seed: int = 0) 
         rng.shuffle(indices)
         return indices, offsets
     return ids[_owner(rng.choice(total, wanted, replace=False), counts, repeats)], offsets
+
+
+def _rng(seed: int, table: int) -> np.random.Generator:
+    if seed < 0:
+        raise InvalidPool(f"a seed is a whole number from 0, got {seed}")
+    return np.random.default_rng([seed, table])
 
 
 def _counts(table: TablePool) -> tuple[np.ndarray, np.ndarray]:
@@ -73,8 +77,8 @@ def draws(pool: TablePool, table: int, batch: int, count: int, seed: int = 0) ->
     samples = batch * count
     if not 0 < samples <= pool.reference_batch:
         raise InvalidPool(f"the reference batch has {pool.reference_batch} samples, asked for {count} x {batch}")
-    rng = np.random.default_rng([seed, table])
     one = pool.take([table])
+    rng = _rng(seed, table)
     counts, repeats = _counts(one)
     total = int(one.lookups[0])
     if samples == pool.reference_batch:

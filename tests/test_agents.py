@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shard_gym_agents
-from shard_gym import Constraints, Plan, Task, make_pool, simulators, suites
-from shard_gym.errors import InfeasibleTask, InvalidTask, MissingDependency, UnknownName
+from shard_gym import Constraints, Plan, Task, make_pool, random_plans, simulators, suites
+from shard_gym.errors import InfeasibleTask, InvalidTask, MissingDependency, SimulatorError, UnknownName
 from shard_gym.evaluate import TRACKS, Unseen, score
 from shard_gym.memory import device_bytes, table_bytes
+from shard_gym.random_plans import random_placements
 from shard_gym_agents import make, names
 from shard_gym_agents.greedy import COSTS
 
@@ -70,6 +71,74 @@ def test_agents_say_what_they_are(name):
         agent(task, Unseen(SIMULATOR))  # refuses every question
     if agent.deterministic:
         assert agent(task, SIMULATOR) == agent(task, SIMULATOR)
+
+
+class OnlyLatency:
+    """A planner that measures: it has no embeddings to keep sums of."""
+
+    id = "only-latency"
+
+    def latency(self, task, placements):
+        return SIMULATOR.latency(task, placements)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_planner_without_embeddings_is_used_or_refused(name):
+    task = suites.get("metasyn-80x8").tasks("val")[0]
+    try:
+        plan = solver(name)(task, OnlyLatency())
+    except SimulatorError as error:
+        assert "only-latency" in str(error)
+    else:
+        assert score(task, plan, SIMULATOR).feasible
+
+
+class NeverANumber(simulators.FastSimulator):
+    """A millisecond a table, and NaN from so many tables a device on."""
+
+    id = "never-a-number"
+
+    def __init__(self, from_tables):
+        self.from_tables = from_tables
+
+    def embed(self, task):
+        return np.ones((task.num_tables, 1))
+
+    def decode(self, task, sums):
+        tables = sums[..., 0]
+        return simulators.Latency(*[np.where(tables < self.from_tables, tables, np.nan)] * 4)
+
+
+@pytest.mark.parametrize("name", ["random-search", "cost-greedy", "local-search"])
+@pytest.mark.parametrize("from_tables", [1, 4])
+def test_nan_costs_are_told_not_searched(name, from_tables, tiny_task):
+    one_device = Task(tiny_task.tables, memory=tiny_task.memory[:1])
+    with pytest.raises(SimulatorError, match="NaN"):
+        make(name)(one_device, NeverANumber(from_tables))
+
+
+@pytest.mark.parametrize("name", ["random", "random-search", "local-search"])
+def test_a_negative_seed_is_refused(name, tiny_task):
+    with pytest.raises(InvalidTask, match="seed"):
+        make(name, seed=-1)(tiny_task, SIMULATOR)
+
+
+def test_a_search_without_samples_is_refused():
+    with pytest.raises(InvalidTask, match="samples"):
+        make("random-search", samples=0)
+
+
+def test_a_round_of_local_search_is_bounded(monkeypatch):
+    """2,000 tables on two devices have a million swaps; a round scores 20,000 of them at most."""
+    tables = make_pool(rows=1_000, dim=16, pooling=np.linspace(0.1, 9, 2_000))
+    task = Task(tables, memory=(10**9,) * 2)
+    asked = []
+    decode = simulators.Roofline.decode
+    monkeypatch.setattr(
+        simulators.Roofline, "decode", lambda s, t, sums: asked.append(sums.shape) or decode(s, t, sums)
+    )
+    make("local-search", budget=0.2)(task, SIMULATOR)
+    assert max(shape[0] for shape in asked if len(shape) == 3) <= 25_000
 
 
 @pytest.mark.parametrize("name", ["random", "random-search"])
@@ -166,6 +235,18 @@ def test_more_samples_are_never_worse():
     assert makespans[0] >= makespans[1] >= makespans[2]
 
 
+def test_drawing_in_parts_changes_nothing(monkeypatch):
+    task = draw_task(3, "kernel", 9.0)
+    whole = random_placements(task, 50, np.random.default_rng(0))
+    sizes = []
+    drawn = random_plans._drawn
+    monkeypatch.setattr(random_plans, "CHUNK", 7 * task.num_tables)
+    monkeypatch.setattr(random_plans, "_drawn", lambda t, count, rng: sizes.append(count) or drawn(t, count, rng))
+    assert (random_placements(task, 50, np.random.default_rng(0)) == whole).all()
+    assert sizes == [7] * 7 + [1]
+    assert random_placements(task, 0, np.random.default_rng(0)).shape == (0, task.num_tables)
+
+
 def test_third_parties_by_module_and_class():
     assert make("tests.odd_agents:Heap")(suites.get("dlrm-10x4").tasks("val")[0], SIMULATOR)
 
@@ -177,6 +258,14 @@ def test_unknown_agents_and_options_list_the_valid_ones():
         make("no_such_module:Solver")
     with pytest.raises(UnknownName, match="NoSuch"):
         make("tests.odd_agents:NoSuch")
+    for malformed in (":Foo", ".a:B", "..:B", "json:", "a..b:C"):
+        with pytest.raises(UnknownName, match="module:Class"):
+            make(malformed)
+    with pytest.raises(UnknownName, match="str cannot be called"):
+        make("os:getcwd")
+    for no_solver in ("json:loads", "json:codecs"):
+        with pytest.raises(InvalidTask, match="cannot be made"):
+            make(no_solver)
     with pytest.raises(InvalidTask, match="it has"):
         make("random", luck=1)
     with pytest.raises(UnknownName, match="size-lookup-log"):

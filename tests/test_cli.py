@@ -1,6 +1,7 @@
 """The `shard-gym` command, run in this process."""
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -29,7 +30,8 @@ def test_suites_are_listed_with_their_sizes(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == list(suites.SUITES)
     core = next(line for line in lines if line.startswith("core-80x8"))
-    assert core.split()[1:6] == ["80", "8", "100/20/100", "33%", "iteration"]
+    bound = f"{suites.get('core-80x8').bound_share():.0%}"
+    assert core.split()[1:6] == ["80", "8", "100/20/100", bound, "iteration"]
 
 
 def test_agents_are_listed_with_their_tracks(capsys):
@@ -123,6 +125,60 @@ def test_what_the_user_can_put_right_is_told_in_a_line(tmp_path, task_file, caps
         error = capsys.readouterr().err
         assert told in error
         assert error.count("\n") == 1
+
+
+def test_an_agents_own_failure_is_told_in_a_line(task_file, capsys):
+    command = ["solve", "--task", task_file, "--agent"]
+    for agent, told in {
+        "tests.odd_agents:Raises": "ValueError: no idea",
+        "tests.odd_agents:Unbuilt": "RuntimeError: no checkpoint",
+    }.items():
+        assert main([*command, agent]) == 2
+        assert capsys.readouterr().err == f"shard-gym: {agent} failed: {told}\n"
+    assert main([*command, "tests.odd_agents:Raises", "--verbose"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_agent_may_be_a_module_of_the_current_folder(tmp_path, task_file, monkeypatch, capsys):
+    lines = ["from shard_gym import Plan", "class Deal:", "    def __call__(self, task, planner):"]
+    lines += ["        return Plan(tuple(i % task.num_devices for i in range(task.num_tables)))"]
+    (tmp_path / "my_own_solver.py").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    assert main(["solve", "--task", task_file, "--agent", "my_own_solver:Deal"]) == 0
+    assert capsys.readouterr().out.startswith("makespan ")
+
+
+def test_tables_of_ones_own(tmp_path, capsys):
+    (tmp_path / "tables.csv").write_text("name,rows,dim,pooling\nuser,50000,64,1\nclicks,8000,32,24.5\nads,900,16,3\n")
+    which = ["--tables", str(tmp_path / "tables.csv"), "--devices", "2", "--memory-gb", "0.5", "--optimizer", "adam"]
+    plan = str(tmp_path / "plan.json")
+    assert main(["solve", *which, "--agent", "cost-greedy", "--out", plan]) == 0
+    solved = capsys.readouterr().out
+    assert "(iteration)" in solved and len(solved.splitlines()) == 2 + 2
+    assert main(["score", *which, "--plan", plan]) == 0
+    assert capsys.readouterr().out == solved
+    placed = Plan.load(plan).device
+    used = (50_000 * 64 + 8_000 * 32 * (placed[1] == placed[0])) * (2 + 8) / 2**30
+    used += 900 * 16 * (2 + 8) / 2**30 * (placed[2] == placed[0])
+    line = solved.splitlines()[2 + placed[0]].split()
+    assert line[2:4] == [f"{used:.2f}", "0.50"]
+
+
+def test_tables_of_a_dlrm_datasets_file(tmp_path, capsys):
+    torch = pytest.importorskip("torch")
+    indices, lengths = torch.tensor([3, 3, 1, 0]), torch.tensor([[2, 0], [1, 1]])
+    torch.save((indices, torch.tensor([0, 2, 2, 3, 4]), lengths), tmp_path / "lookups.pt")
+    which = ["--tables", str(tmp_path / "lookups.pt"), "--devices", "2", "--memory-gb", "1", "--objective", "kernel"]
+    assert main(["solve", *which, "--agent", "size-greedy"]) == 0
+    assert "(kernel)" in capsys.readouterr().out
+
+
+def test_tables_need_devices(tmp_path, capsys):
+    (tmp_path / "tables.csv").write_text("rows\n5\n")
+    for given in ([], ["--devices", "2"], ["--memory-gb", "2"], ["--devices", "0", "--memory-gb", "1"]):
+        assert main(["solve", "--tables", str(tmp_path / "tables.csv"), *given, "--agent", "random"]) == 2
+        assert "--devices K and --memory-gb G" in capsys.readouterr().err
 
 
 def test_a_task_has_to_be_named(capsys):

@@ -58,6 +58,13 @@ def task_of(n=3, devices=2, **settings):
 TASK = task_of()
 
 
+def test_a_plan_is_checked_and_split_once(monkeypatch):
+    splits, split = [], Task.split
+    monkeypatch.setattr(Task, "split", lambda task, at: splits.append(at) or split(task, at))
+    assert score(task_of(splits_allowed=True), Plan((0, 0, 1, 1), splits=(2,)), Unit()).feasible
+    assert splits == [(2,)]
+
+
 def test_the_slowest_device_sets_the_pace():
     assert score(TASK, Plan((0, 0, 1)), Unit()) == Score(makespan=2.0, balance=0.5)
 

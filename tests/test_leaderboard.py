@@ -159,6 +159,20 @@ def test_durations():
     assert [leaderboard.seconds(text) for text in ("100ms", "1s", "1.5s", "2m")] == [0.1, 1, 1.5, 120]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "seconds"),
+    [
+        ([], 60),
+        (["--budget", "1s"], 60),
+        (["--budget", "60s"], 120),
+        (["--budget", "60s", "--time-limit", "5s"], 5),
+    ],
+)
+def test_the_time_limit_leaves_room_for_the_budget(arguments, seconds):
+    options = leaderboard._parser().parse_args(["--suite", "core-80x8", "--agents", "local-search", *arguments])
+    assert {job.time_limit for job in leaderboard._jobs(options)} == {seconds}
+
+
 def command(out, *arguments):
     first = (sys.executable, "-m", "benchmarks.leaderboard", "--suite", "core-80x8", "--workers", "2")
     return [*first, "--out", str(out), "--best-known", str(out / "best"), *arguments]

@@ -12,7 +12,21 @@ from shard_gym.links import Links
 from shard_gym.metasyn import load_metasyn
 from shard_gym.simulators import Counted, FastSimulator, Latency
 from shard_gym.simulators.base import GRAIN
-from shard_gym.simulators.roofline import PRESETS, hit_share
+from shard_gym.simulators.roofline import (
+    BACKWARD_DRAM,
+    BACKWARD_ISSUE,
+    COUNT,
+    DIM,
+    FORWARD_DRAM,
+    FORWARD_ISSUE,
+    PRESETS,
+    SORT,
+    Hardware,
+    Roofline,
+    at_batch,
+    kept_share,
+)
+from shard_gym.traces import trace
 
 FAST = [i for i in simulators.registered() if isinstance(simulators.make(i), FastSimulator)]
 
@@ -130,17 +144,83 @@ def test_a_device_of_half_the_speed_computes_twice_as_long():
     assert ratio[0] == pytest.approx(2) and (ratio[1:] == 1).all()
 
 
-def test_hits_by_hand():
-    """Four lookups of one hot row, two rows looked up once: 3 of 6 hit when the cache holds a row, else none."""
+def one_table(dim=16, optimizer="sgd", batch=8, **histogram):
+    """Lookups by hand: a row used four times, two rows used once, in a batch of 8 samples (pooling 6 / 8)."""
     uses, accesses = np.zeros((2, 1, 17))
     uses[0, 0], uses[0, 2] = 2 / 3, 1 / 3
     accesses[0, 0], accesses[0, 2] = 2 / 6, 4 / 6
-    tables = make_pool(rows=9, dim=16, pooling=6, reference_batch=1, distinct=[3], uses=uses, accesses=accesses)
-    task = Task(tables, memory=(1_000,), batch=1)
-    assert hit_share(task, cache_bytes=32) == pytest.approx([0.5])
-    assert hit_share(task, cache_bytes=16) == pytest.approx([0.25])
-    assert hit_share(task, cache_bytes=0) == pytest.approx([0])
-    assert hit_share(task, cache_bytes=1e9) == pytest.approx([0.5])  # a first touch always misses
+    tables = make_pool(
+        rows=300, dim=dim, pooling=6 / 8, reference_batch=8, distinct=[3], uses=uses, accesses=accesses, **histogram
+    )
+    return Task(tables, memory=(10**6,), batch=batch, optimizer=optimizer)
+
+
+def test_a_cache_keeps_the_most_used_rows():
+    touched = np.zeros((1, 17))
+    touched[0, [0, 2]] = 2, 1
+    row = np.array([32.0])
+    assert kept_share(row, touched, 32)[0, [0, 2]].tolist() == [0, 1]
+    assert kept_share(row, touched, 16)[0, [0, 2]].tolist() == [0, 0.5]
+    assert kept_share(row, touched, 64)[0, [0, 2]].tolist() == [0.5, 1]
+    assert kept_share(row, touched, 0)[0, [0, 2]].tolist() == [0, 0]
+
+
+def test_an_embedding_by_hand():
+    """Every column of the roofline, for hardware that moves a byte a microsecond and issues in microseconds."""
+    hardware = Hardware("toy", dram=1, l2_bytes=32, l2=1e9, lookup_ns=1e3, bag_ns=2e3, launch_us=0, links=Links(port=1))
+    column = Roofline(hardware).embed(one_table())[0]
+    # a row of 16 fp16 is one sector; 6 lookups, 3 of the 4 of the hot row hit; 8 samples pool 16 fp32 each
+    assert column[FORWARD_DRAM] == 6 * 8 + 3 * 32 + 8 * 8 + 8 * 4 * 16
+    assert column[FORWARD_ISSUE] == 6 * 1 + 8 * 2
+    assert column[BACKWARD_DRAM] == 6 * 20 + 8 * 4 * 16 + 3 * 2 * 32
+    assert column[BACKWARD_ISSUE] == 3 * column[FORWARD_ISSUE]
+    assert column[SORT] == 6 * 2 * 32  # 300 rows need 9 bits: two passes
+    assert (column[DIM], column[COUNT]) == (16, 1)
+    adagrad = Roofline(hardware).embed(one_table(optimizer="rowwise_adagrad"))[0]
+    assert adagrad[BACKWARD_DRAM] - column[BACKWARD_DRAM] == 3 * 2 * 32
+    adam = Roofline(hardware).embed(one_table(optimizer="adam"))[0]
+    assert adam[BACKWARD_DRAM] - column[BACKWARD_DRAM] == 3 * 2 * 2 * 64
+
+
+def test_batches_by_hand():
+    """Half the samples miss a row used once half the time, one used four times in a sixteenth of the cases."""
+    touched, looked_up = at_batch(one_table(batch=4))
+    assert looked_up.sum() == 3
+    assert touched[0, [0, 2]].tolist() == [1, 1 - 1 / 16]
+    touched, looked_up = at_batch(one_table(batch=24))
+    assert looked_up.sum() == 18 and touched[0, [0, 2]].tolist() == [6, 1]
+
+
+def test_expected_rows_agree_with_traces():
+    pool = load_metasyn()
+    task = Task(pool.take([3, 4, 5]), memory=(2**40,), batch=4_096)
+    expected = at_batch(task)[0].sum(axis=1)
+    counted = [np.mean([len(np.unique(trace(pool, t, 4_096, seed)[0])) for seed in range(5)]) for t in (3, 4, 5)]
+    assert counted == pytest.approx(expected, rel=0.03)
+
+
+WIDE = make_pool(rows=[10**7, 13], dim=512, pooling=20)  # as many lookups of new rows as of thirteen hot ones
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_cold_rows_cost_more_than_hot_ones_when_they_are_wide(name):
+    cold, hot = Roofline(PRESETS[name]).latency(Task(WIDE, memory=(2**60,) * 2), np.arange(2)).forward_compute
+    assert cold > 1.2 * hot
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_wide_cold_rows_run_at_the_memorys_rate(name):
+    hardware = PRESETS[name]
+    ms = Roofline(hardware).latency(Task(WIDE, memory=(2**60,) * 2), np.array([0, -1])).forward_compute[0]
+    rate = WIDE.lookups[0] * 512 * 2 / (ms * 1e3 - hardware.launch_us)
+    assert 0.8 * hardware.dram < rate < hardware.dram
+
+
+def test_newer_hardware_is_faster():
+    task = draw_task(5, "kernel")
+    order = ("rtx2080ti-x4", "a100-x32-roce", "h100", "h200")
+    makespans = [Roofline(PRESETS[n]).latency(task, np.zeros(task.num_tables, int)).makespan("kernel") for n in order]
+    assert makespans == sorted(makespans, reverse=True) and len(set(makespans)) == 4
 
 
 def test_flat_links_by_hand():

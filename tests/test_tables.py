@@ -68,6 +68,7 @@ def test_take_keeps_order_and_repeats():
     assert pool.take([0, 1, 2]) == pool
 
 
+ONCE = {"uses": np.eye(1, 17), "accesses": np.eye(1, 17)}
 BAD = {
     "rows": dict(rows=[0]),
     "dim": dict(rows=[1], dim=-4),
@@ -77,7 +78,14 @@ BAD = {
     "cannot be read": dict(rows=[1], pooling="x"),
     "not be negative": dict(rows=[1], pooling=-1),
     "NaN": dict(rows=[1], pooling=float("nan")),
-    "2\\*\\*62": dict(rows=[1], pooling=1e38),
+    "pooling times reference_batch must stay below 2\\*\\*53": dict(rows=[1], pooling=1e38),
+    "bytes .* must stay below 2\\*\\*53: table 1": dict(rows=[1, 2**60], dim=64),
+    "bytes of": dict(rows=[2**46], dim=16, dtype="int8"),  # its weights would fit, with Adam's state they do not
+    "not exceed the lookups": dict(rows=[9], pooling=2, reference_batch=1, distinct=[3], **ONCE),
+    "at least 1 where": dict(rows=[9], distinct=[0], **ONCE),
+    "sum to 1 where": dict(rows=[9], distinct=[1], uses=np.zeros((1, 17)), accesses=np.eye(1, 17)),
+    "reference_batch must be a positive int": dict(rows=[1], reference_batch=2.5),
+    "reference_batch must be positive": dict(rows=[1], reference_batch=0),
     "dtype": dict(rows=[1], dtype="fp13"),
     "names": dict(rows=[1], name=("a", "b")),
     "all three": dict(rows=[1], distinct=[1]),
@@ -91,6 +99,50 @@ BAD = {
 def test_bad_columns_are_named(message):
     with pytest.raises(InvalidPool, match=message):
         make_pool(**BAD[message])
+
+
+def test_a_mask_picks_where_it_is_true():
+    pool = make_pool(rows=[10, 20, 30])
+    assert pool.take(pool.rows > 15).rows.tolist() == [20, 30]
+    assert pool.take([True, False, True]) == pool.take([0, 2])
+    assert len(pool.take([])) == 0
+
+
+@pytest.mark.parametrize("picked", [[3], [-1], [True, False], [0.5], 1, [[0]], [[0], [1, 2]], ["a"], None])
+def test_what_picks_no_tables_is_refused(picked):
+    with pytest.raises(InvalidPool):
+        make_pool(rows=[10, 20, 30]).take(picked)
+
+
+def test_the_largest_table_is_exact():
+    pool = make_pool(rows=2**46, dim=8, dtype="fp32")  # 12 bytes a weight with Adam's state
+    assert pool.weight_bytes.tolist() == [2**51]
+
+
+def test_pooling_in_float32_never_leaves_fewer_lookups_than_rows():
+    lookups = 2**24 + 1  # not a float32
+    pool = make_pool(rows=lookups, pooling=lookups, reference_batch=1, distinct=[lookups], **ONCE)
+    assert pool.lookups.tolist() == [lookups]
+    assert [counts[0, 0] for counts in pool.use_counts()] == [lookups, lookups]
+
+
+def test_a_histogram_that_contradicts_the_lookups_is_named():
+    """Two rows used once cannot make a thousand lookups."""
+    table = make_pool(rows=9, pooling=1_000, reference_batch=1, distinct=[2], name=("odd",), **ONCE)
+    with pytest.raises(InvalidPool, match=r"table 0 \('odd'\).*1,000 lookups"):
+        table.use_counts()
+
+
+def test_one_table_that_needs_repair_leaves_the_others_alone():
+    tables = [np.array([1, 1, 2, 4]), np.repeat([1, 2], [12_345, 7_656])]
+    distinct, uses, accesses = map(np.stack, zip(*map(use_histogram, tables), strict=True))
+    pooling = [counts.sum() for counts in tables]
+    pool = make_pool(
+        rows=30_000, pooling=pooling, reference_batch=1, distinct=distinct, uses=uses, accesses=accesses.round(4)
+    )
+    touched, looked_up = pool.use_counts()
+    assert touched[:, :3].tolist() == [[2, 1, 1], [12_345, 7_656, 0]]
+    assert looked_up[:, :3].tolist() == [[2, 2, 4], [12_345, 15_312, 0]]  # not 0.4464 of them, which is one more
 
 
 def test_equality_sees_every_column():

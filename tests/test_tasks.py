@@ -35,6 +35,72 @@ def test_json_gives_the_task_back(tiny_task):
         assert "Infinity" not in task.to_json()
 
 
+RICH = {  # another value for every field
+    "memory": (1, 2, 3),
+    "objective": "iteration",
+    "batch": 7,
+    "speed": (1.0, 0.5, 1.0),
+    "links": Links(port=1e8),
+    "optimizer": "adam",
+    "accounting": "training",
+    "splits_allowed": True,
+    "constraints": Constraints(no_split=(1,)),
+    "name": "mine",
+}
+COLUMNS = {  # and for every column of the first table
+    "rows": 70_000,
+    "dim": 4,
+    "pooling": 9.5,
+    "distinct": 999,
+    "uses": np.eye(1, 17, 3)[0],
+    "accesses": np.eye(1, 17, 3)[0],
+    "name": "other",
+    "dtype": "fp32",
+}
+
+
+def test_every_field_decides_the_hash(tiny_task):
+    assert RICH.keys() | {"tables"} == {f.name for f in dataclasses.fields(Task)}
+    others = [dataclasses.replace(tiny_task, **{field: value}) for field, value in RICH.items()]
+    assert COLUMNS.keys() | {"reference_batch"} == {f.name for f in dataclasses.fields(tiny_task.tables)}
+    pools = [tiny_task.tables.with_(reference_batch=65_537)]
+    for column, value in COLUMNS.items():
+        changed = list(getattr(tiny_task.tables, column))
+        changed[0] = value
+        pools.append(tiny_task.tables.with_(**{column: changed}))
+    others += [dataclasses.replace(tiny_task, tables=pool) for pool in pools]
+    assert len({task.hash for task in (tiny_task, *others)}) == 1 + len(RICH) + len(COLUMNS) + 1
+
+
+def test_every_changed_value_in_the_json_is_refused(tiny_task):
+    written = json.loads(tiny_task.to_json())
+    rich = json.loads(dataclasses.replace(tiny_task, **RICH).to_json())
+    for field in RICH:
+        with pytest.raises(CorruptFile, match="its content is"):
+            Task.from_json(json.dumps(written | {field: rich[field]}))
+    for column, value in COLUMNS.items():
+        plain = value.tolist() if isinstance(value, np.ndarray) else value
+        tables = written["tables"] | {column: [plain, *written["tables"][column][1:]]}
+        with pytest.raises(CorruptFile, match="its content is"):
+            Task.from_json(json.dumps(written | {"tables": tables}))
+    for batch, told in ((65_537, "its content is"), (0, "InvalidPool"), (65_536.0, "InvalidPool")):
+        tables = written["tables"] | {"reference_batch": batch}
+        with pytest.raises(CorruptFile, match=told):
+            Task.from_json(json.dumps(written | {"tables": tables}))
+
+
+def test_numpy_numbers_make_the_same_task(tiny_task):
+    plain = Constraints(pin=((0, 1),), apart=((1, 2),), base=(0,) * 6, max_moves=2)
+    three = np.arange(3)
+    ours = Constraints(pin=three[None, :2], apart=[three[1:]], base=np.zeros(6, int), max_moves=three[2])
+    assert ours == plain and hash(ours) == hash(plain)
+    settings = {"batch": 8, "links": Links(1, 2, 3, 4)}
+    same = {"batch": np.int64(8), "links": Links(np.float32(1), np.int8(2), np.int64(3), np.float64(4))}
+    one = dataclasses.replace(tiny_task, constraints=plain, memory=(5, 6, 7), **settings)
+    two = dataclasses.replace(tiny_task, constraints=ours, memory=np.array([5.0, 6.5, 7.9]), **same)
+    assert one == two and Task.from_json(two.to_json()) == one
+
+
 def test_changed_json_is_refused(tiny_task):
     changed = json.loads(tiny_task.to_json()) | {"batch": 7}
     with pytest.raises(CorruptFile, match="its content is"):
@@ -51,6 +117,20 @@ BAD = {
     "tables \\[6\\]": dict(constraints=Constraints(pin=((6, 0),))),
     "devices \\[3\\]": dict(constraints=Constraints(pin=((0, 3),))),
     "max_moves needs base": dict(constraints=Constraints(max_moves=1)),
+    "finite number a device": dict(memory=(float("inf"),) * 3),
+    "finite number": dict(memory=(float("nan"),) * 3),
+    "one finite": dict(memory=("1", "1", "1")),
+    "not below 2": dict(memory=(1, 1, 10**20)),
+    "got True": dict(batch=True),
+    "positive int": dict(batch=1.0),
+    "together, with optimizer state": dict(tables=make_pool(rows=[2**45] * 5, dim=16)),
+    "pinned to two devices": dict(constraints=Constraints(pin=((0, 1), (0, 2)))),
+    "table 2, or one that must be with it": dict(
+        constraints=Constraints(pin=((0, 1), (2, 0)), together=((0, 1), (1, 2)))
+    ),
+    "\\(0, 1\\) must be apart": dict(constraints=Constraints(pin=((0, 2), (1, 2)), apart=((0, 1),))),
+    "\\(3, 4\\) must be apart": dict(constraints=Constraints(together=((3, 5), (5, 4)), apart=((3, 4),))),
+    "4 tables must be apart": dict(constraints=Constraints(apart=((0, 1, 2, 3),))),
 }
 
 
@@ -58,6 +138,50 @@ BAD = {
 def test_contradictions_are_named(tiny_task, message):
     with pytest.raises(InvalidTask, match=message):
         dataclasses.replace(tiny_task, **BAD[message])
+
+
+@pytest.mark.parametrize(
+    "malformed",
+    [
+        {"pin": ((0,),)},
+        {"pin": ((0, 1, 2),)},
+        {"pin": (0, 1)},
+        {"pin": (("a", 1),)},
+        {"pin": ((0, True),)},
+        {"together": (1, 2)},
+        {"apart": ((0.5, 1),)},
+        {"base": 3},
+        {"no_split": ("a",)},
+        {"max_moves": -1},
+        {"max_moves": 1.5},
+    ],
+)
+def test_malformed_constraints_are_refused(malformed):
+    with pytest.raises(InvalidTask):
+        Constraints(**malformed)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"uplink": float("nan")},
+        {"fabric": -1.0},
+        {"group": 2.5},
+        {"group": True},
+        {"group": -1},
+        {"latency_ms": float("inf")},
+        {"port": "fast"},
+        {"port": float("nan")},
+    ],
+)
+def test_links_that_are_none_are_refused(wrong):
+    with pytest.raises(InvalidTask):
+        Links(**{"port": 1.0, **wrong})
+
+
+def test_constraints_that_agree_are_kept(tiny_task):
+    fine = Constraints(pin=((0, 1), (0, 1), (1, 1)), together=((0, 1), (2, 3)), apart=((0, 2), (1, 3, 4)))
+    assert dataclasses.replace(tiny_task, constraints=fine).constraints == fine
 
 
 @pytest.mark.parametrize("field", ["objective", "optimizer", "accounting"])
@@ -133,6 +257,30 @@ def test_broken_plan_files_are_named(tmp_path, text):
     path.write_text(text)
     with pytest.raises(CorruptFile, match=r"plan\.json"):
         Plan.load(path)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"device": 5},
+        {"device": None},
+        {"device": "01"},
+        {"device": [[0], [1, 2]]},
+        {"device": [0, True]},
+        {"device": [0, 1.0]},
+        {"splits": None},
+        {"splits": 3},
+        {"kind": [[1], "tw"]},
+        {"kind": "tw"},
+        {"kind": 4, "devices": 4},
+        {"devices": [0, 1]},
+        {"devices": [[0], None]},
+        {"devices": [[0], [[1]]]},
+    ],
+)
+def test_a_broken_plan_is_a_corrupt_file(broken):
+    with pytest.raises(CorruptFile):
+        Plan.from_dict({"schema": "shard-gym/plan/1", "device": [0, 1]} | broken)
 
 
 def test_a_plan_must_fit_its_task(tiny_task):

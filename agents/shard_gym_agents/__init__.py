@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
+from inspect import signature
 from typing import Any
 
 from shard_gym.errors import InvalidTask, MissingDependency, UnknownName
@@ -49,7 +50,7 @@ def make(name: str, **config: Any) -> Solver:
         installed = {e.name: e.value for e in entry_points(group=ENTRY_POINTS)}
         path = installed.get(name, name)
     module, _, attribute = path.partition(":")
-    if not attribute:
+    if not module or module.startswith(".") or not attribute:
         raise UnknownName("agent", name, (*names(), "module:Class"))
     try:
         solver = getattr(import_module(module), attribute)
@@ -58,8 +59,20 @@ def make(name: str, **config: Any) -> Solver:
         if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{missing}."):
             raise MissingDependency(f"{name} needs {missing}: pip install {missing}") from error
         raise UnknownName(f"agent ({error})", name, (*names(), "module:Class")) from error
+    return _built(name, solver, {**defaults, **config})
+
+
+def _built(name: str, solver: Any, config: dict[str, Any]) -> Solver:
+    """The solver, made with these options."""
     if is_dataclass(solver) and (unknown := config.keys() - {f.name for f in fields(solver)}):
-        raise InvalidTask(
-            f"{name} has no option {', '.join(sorted(unknown))}; it has: {[f.name for f in fields(solver)]}"
-        )
-    return solver(**{**defaults, **config})
+        has = [f.name for f in fields(solver)]
+        raise InvalidTask(f"{name} has no option {', '.join(sorted(unknown))}; it has: {has}")
+    try:
+        signature(solver).bind(**config)
+    except (TypeError, ValueError) as error:
+        raise InvalidTask(f"{name} cannot be made with options {config}: {error}") from error
+    made = solver(**config)
+    if not callable(made):
+        why = f"a solver is called with a task and a planner, {type(made).__name__} cannot be called"
+        raise UnknownName(f"agent ({why})", name, (*names(), "module:Class"))
+    return made

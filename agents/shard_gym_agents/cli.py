@@ -5,20 +5,24 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 import shard_gym_agents
 from shard_gym import simulators, suites
+from shard_gym.dlrm_datasets import read_pool
 from shard_gym.errors import CorruptFile, InvalidTask, ShardGymError
-from shard_gym.evaluate import replay, score
+from shard_gym.evaluate import describe, replay, score
 from shard_gym.memory import device_bytes
 from shard_gym.plan import Plan
+from shard_gym.pool_files import load_pool
 from shard_gym.simulators import Simulator
 from shard_gym.tables import GB
-from shard_gym.tasks import Task
+from shard_gym.tasks import OBJECTIVES, OPTIMIZERS, Task
 
 SIMULATOR = "roofline:rtx2080ti-x4-v1"  # of tasks that belong to no suite
 
@@ -26,6 +30,8 @@ SIMULATOR = "roofline:rtx2080ti-x4-v1"  # of tasks that belong to no suite
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; what the user can put right is told in one line, with exit code 2."""
     options = _parser().parse_args(argv)
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, "")  # an agent may be a module of the current folder
     try:
         options.run(options)
         sys.stdout.flush()
@@ -62,7 +68,8 @@ def solve(options: argparse.Namespace) -> None:
     """Let an agent plan a task, and tell what the plan is worth."""
     task, planner, judge = _task(options)
     given = {name: getattr(options, name) for name in ("seed", "budget") if getattr(options, name) is not None}
-    plan = shard_gym_agents.make(options.agent, **given)(task, planner)
+    with _third_party(options.agent, options.verbose):
+        plan = shard_gym_agents.make(options.agent, **given)(task, planner)
     print(report(task, plan, judge))
     if options.out:
         plan.save(options.out)
@@ -96,6 +103,19 @@ def report(task: Task, plan: Plan, judge: Simulator) -> str:
     return "\n".join(lines)
 
 
+@contextmanager
+def _third_party(agent: str, verbose: bool) -> Iterator[None]:
+    """An agent's own failure, in one line."""
+    try:
+        yield
+    except ShardGymError:
+        raise
+    except Exception as error:  # whatever somebody else's code raises
+        if verbose:
+            traceback.print_exc()
+        raise ShardGymError(f"{agent} failed: {describe(error)}") from error
+
+
 def _task(options: argparse.Namespace) -> tuple[Task, Simulator, Simulator]:
     """The task that the options name, with its planner and judge."""
     if options.task:
@@ -104,6 +124,8 @@ def _task(options: argparse.Namespace) -> tuple[Task, Simulator, Simulator]:
         except (CorruptFile, UnicodeDecodeError) as error:
             raise CorruptFile(f"{options.task}: {error}") from error
         ids = (SIMULATOR, SIMULATOR)
+    elif options.tables:
+        task, ids = _task_of_tables(options), (SIMULATOR, SIMULATOR)
     else:
         suite = suites.get(options.suite)
         tasks = suite.tasks(options.split)
@@ -112,6 +134,23 @@ def _task(options: argparse.Namespace) -> tuple[Task, Simulator, Simulator]:
         task, ids = tasks[options.index], (suite.planner, suite.judge)
     planner, judge = (simulators.make(options.simulator or simulator_id) for simulator_id in ids)
     return task, planner, judge
+
+
+def _task_of_tables(options: argparse.Namespace) -> Task:
+    """All tables of a file on equal devices, for one step of the batch that the file describes."""
+    if not options.devices or not options.memory_gb:
+        raise InvalidTask("--tables needs --devices K and --memory-gb G, the devices and what each has for tables")
+    path = Path(options.tables)
+    tables = read_pool(path) if path.name.lower().endswith((".pt", ".pt.gz")) else load_pool(path)
+    return Task(
+        tables,
+        memory=(options.memory_gb * GB,) * options.devices,
+        objective=options.objective,
+        batch=tables.reference_batch,
+        optimizer=options.optimizer,
+        accounting="training",
+        name=path.name,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -125,6 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--seed", type=int)
     command.add_argument("--budget", type=float, metavar="SECONDS")
     command.add_argument("--out", type=Path, metavar="FILE", help="where to keep the plan, as JSON")
+    command.add_argument("--verbose", action="store_true", help="show the traceback of an agent that fails")
     command.set_defaults(run=solve)
     command = commands.add_parser("score", help="tell what a plan is worth")
     _add_task(command)
@@ -140,6 +180,14 @@ def _add_task(command: argparse.ArgumentParser) -> None:
     which = command.add_mutually_exclusive_group(required=True)
     which.add_argument("--suite", help="a name from `shard-gym suites`")
     which.add_argument("--task", metavar="FILE", help="a task as JSON")
+    which.add_argument(
+        "--tables", metavar="FILE", help="your tables: .csv, .json, .parquet, or a dlrm_datasets .pt[.gz]"
+    )
+    own = command.add_argument_group("with --tables")
+    own.add_argument("--devices", type=int, metavar="K")
+    own.add_argument("--memory-gb", type=float, metavar="G", help="of each device, for weights and optimizer state")
+    own.add_argument("--objective", choices=OBJECTIVES, default="iteration")
+    own.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
     command.add_argument("--index", type=int, default=0, help="of the task in the suite's split")
     command.add_argument("--split", default="test", help="test, val or train")
     command.add_argument("--simulator", metavar="ID", help=f"default: the suite's own, or {SIMULATOR}")

@@ -13,10 +13,10 @@ from shard_gym.errors import UnknownName
 from shard_gym.memory import table_bytes
 from shard_gym.plan import Plan
 from shard_gym.random_plans import no_room
-from shard_gym.simulators import FastSimulator, single_costs
+from shard_gym.simulators import FastSimulator, Simulator, single_costs
 from shard_gym.tables import TablePool
 from shard_gym.tasks import Task
-from shard_gym_agents.solver import refuse_constraints
+from shard_gym_agents.solver import refuse_constraints, require_fast, require_number
 
 COSTS: dict[str, Callable[[TablePool], np.ndarray]] = {
     "size": lambda t: t.weight_bytes,
@@ -95,14 +95,16 @@ class CostGreedy:
     track: ClassVar[str] = "search"
     deterministic: ClassVar[bool] = True
 
-    def __call__(self, task: Task, planner: FastSimulator) -> Plan:
+    def __call__(self, task: Task, planner: Simulator) -> Plan:
         refuse_constraints(task)
+        planner = require_fast(planner)
         tables, size, free = planner.embed(task), table_bytes(task).tolist(), list(task.memory)
         sums = np.zeros((task.num_devices, tables.shape[1]))
         placement = [-1] * task.num_tables
         for t in np.argsort(-single_costs(planner, task), kind="stable").tolist():
             cost = costs_with(task, planner, sums, tables[t])
-            d = int(cost.argmin())
+            d = int(cost.argmin())  # of a NaN, if there is one
+            require_number(cost[d], planner)
             if free[d] < size[t]:
                 room = np.array(free) >= size[t]
                 if not room.any():

@@ -12,12 +12,13 @@ from shard_gym.errors import InfeasibleTask
 from shard_gym.memory import device_bytes, device_sums, table_bytes
 from shard_gym.plan import Plan
 from shard_gym.random_plans import first_fit_decreasing
-from shard_gym.simulators import FastSimulator
+from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.tasks import Task
 from shard_gym_agents.greedy import CostGreedy
-from shard_gym_agents.solver import refuse_constraints, task_rng
+from shard_gym_agents.solver import refuse_constraints, require_fast, require_number, task_rng
 
 PARTNERS = 8  # devices that may take or swap tables with the slowest one, in one round
+CANDIDATES = 20_000  # moves and swaps scored in one round, at most; a random part of them where there are more
 KICK = 4  # tables that change places at random when no move helps
 
 
@@ -30,8 +31,9 @@ class LocalSearch:
     seed: int = 0
     budget: float = 0.1  # seconds
 
-    def __call__(self, task: Task, planner: FastSimulator) -> Plan:
+    def __call__(self, task: Task, planner: Simulator) -> Plan:
         refuse_constraints(task)
+        planner = require_fast(planner)
         end = time.perf_counter() + self.budget
         rng = task_rng(self.seed, task)
         search = _Search(task, planner, _start(task, planner))
@@ -105,8 +107,9 @@ class _Search:
         noise = 1 + 0.1 * rng.random(len(self.cost))
         partners = np.argsort(self.cost * noise)[:PARTNERS]
         partners = partners[partners != slowest]
-        mine = np.flatnonzero(self.placement == slowest)
+        mine = rng.permutation(np.flatnonzero(self.placement == slowest))[:CANDIDATES]
         theirs = np.flatnonzero(np.isin(self.placement, partners))
+        theirs = rng.permutation(theirs)[: max(1, CANDIDATES // max(1, len(mine)))]
         out = np.concatenate([np.repeat(mine, len(partners)), np.repeat(mine, len(theirs))])
         device = np.concatenate([np.tile(partners, len(mine)), np.tile(self.placement[theirs], len(mine))])
         back = np.concatenate([np.full(len(mine) * len(partners), -1), np.tile(theirs, len(mine))])
@@ -136,3 +139,4 @@ class _Search:
     def _rescore(self) -> None:
         self.cost = self.planner.decode(self.task, self.sums).cost(self.task.objective)
         self.makespan = float(self.cost.max())
+        require_number(self.makespan, self.planner)

@@ -8,13 +8,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from shard_gym.errors import InfeasibleTask
+from shard_gym.errors import InvalidTask
 from shard_gym.memory import device_bytes
 from shard_gym.plan import Plan
 from shard_gym.random_plans import TRIES, first_fit_decreasing, random_placements
 from shard_gym.simulators import Simulator
 from shard_gym.tasks import Task
-from shard_gym_agents.solver import refuse_constraints, task_rng
+from shard_gym_agents.solver import refuse_constraints, require_number, task_rng
 
 
 @dataclass(frozen=True)
@@ -49,18 +49,21 @@ class RandomSearch:
     samples: int = 1_000  # AutoShard's Figure 9
     budget: float = 0.0  # seconds; 0: `samples` plans, otherwise as many as fit
 
+    def __post_init__(self) -> None:
+        if self.samples < 1 or not self.budget >= 0:
+            raise InvalidTask(f"random search needs samples >= 1 and budget >= 0, got {self.samples}, {self.budget}")
+
     def __call__(self, task: Task, planner: Simulator) -> Plan:
         refuse_constraints(task)
         rng = task_rng(self.seed, task)
         end = time.perf_counter() + self.budget
-        best, best_makespan, left = None, np.inf, self.samples
+        best, best_makespan, left = np.empty(0, np.int64), np.inf, self.samples
         chunk = max(1, min(self.samples, 2_000_000 // (task.num_tables * 8)))
-        while best is None or (time.perf_counter() < end if self.budget else left > 0):
+        while not len(best) or (time.perf_counter() < end if self.budget else left > 0):
             placements = random_placements(task, chunk if self.budget else min(chunk, left), rng)
             makespans = planner.latency(task, placements).makespan(task.objective)
+            require_number(makespans.min(), planner)
             left -= len(placements)
-            if makespans.min() < best_makespan:
+            if not len(best) or makespans.min() < best_makespan:
                 best, best_makespan = placements[makespans.argmin()], makespans.min()
-        if best is None:
-            raise InfeasibleTask("no random plan fits")
         return Plan(tuple(best.tolist()))

@@ -4,16 +4,35 @@ from __future__ import annotations
 
 import numpy as np
 
-from shard_gym.errors import InvalidTask
+from shard_gym.errors import InvalidTask, SimulatorError
+from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.tasks import Constraints, Task
 
 
 def task_rng(seed: int, task: Task) -> np.random.Generator:
     """Seeded by (seed, task), so that a task is solved the same way in any order."""
-    return np.random.default_rng([seed, int(task.hash, 16)])
+    if not isinstance(seed, int | np.integer) or seed < 0:
+        raise InvalidTask(f"a seed is a whole number from 0, got {seed!r}")
+    return np.random.default_rng([int(seed), int(task.hash, 16)])
 
 
 def refuse_constraints(task: Task) -> None:
     """These solvers place by memory alone; a plan that breaks a constraint would be useless."""
     if task.constraints != Constraints():
         raise InvalidTask("this solver does not honour constraints (pin, together, apart, moves)")
+
+
+def require_fast(planner: Simulator) -> FastSimulator:
+    """The planner, if it can be asked on running sums."""
+    if not isinstance(planner, FastSimulator):
+        raise SimulatorError(
+            f"this solver keeps running sums of embeddings and {planner.id} has none: "
+            "plan with a roofline or a learned simulator, and let this one judge"
+        )
+    return planner
+
+
+def require_number(cost: float, planner: Simulator) -> None:
+    """Refuse NaN as a predicted cost: comparisons with it go wrong without a word."""
+    if cost != cost:
+        raise SimulatorError(f"{planner.id} predicts NaN for this task")

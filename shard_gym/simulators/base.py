@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from shard_gym.errors import InvalidPlan, UnknownName
 from shard_gym.memory import device_sums
-from shard_gym.tasks import Task
+from shard_gym.tasks import OBJECTIVES, Task
 
 TABLES_AT_ONCE = 64  # costed one by one in one call, to bound memory on many devices
 GRAIN = 2.0**14  # embeddings are multiples of 1/GRAIN: float64 sums of them are exact in any order
@@ -37,6 +39,8 @@ class Latency:
         """
         if objective == "kernel":
             return self.compute
+        if objective != "iteration":
+            raise UnknownName("objective", objective, OBJECTIVES)
         wait = self.forward_compute.max(axis=-1, keepdims=True)
         return wait + self.forward_comm + self.backward_comm + self.backward_compute
 
@@ -78,7 +82,20 @@ class FastSimulator:
 
     def latency(self, task: Task, placements: np.ndarray) -> Latency:
         """Latencies of placements, int (..., N) with -1 for a table not placed."""
+        placements = checked(task, placements)
         return self.decode(task, device_sums(self.embed(task), placements, task.num_devices))
+
+
+def checked(task: Task, placements: np.ndarray) -> np.ndarray:
+    """Placements as an array, if every one gives each table a device of the task, or -1."""
+    placements = np.asarray(placements)
+    if placements.shape[-1:] != (task.num_tables,) or placements.dtype.kind not in "iu":
+        shape = f"{placements.dtype} {placements.shape}"
+        raise InvalidPlan(f"placements are whole numbers, one for each of {task.num_tables} tables, got {shape}")
+    if placements.size and not -1 <= placements.min() <= placements.max() < task.num_devices:
+        found = f"{placements.min()}..{placements.max()}"
+        raise InvalidPlan(f"devices are 0..{task.num_devices - 1}, or -1 where nothing is placed, got {found}")
+    return placements
 
 
 def single_costs(simulator: Simulator, task: Task) -> np.ndarray:
@@ -101,6 +118,11 @@ def single_costs(simulator: Simulator, task: Task) -> np.ndarray:
     return np.concatenate(makespans)
 
 
+def counted(simulator: Simulator) -> Counted | CountedCalls:
+    """The simulator, with the plans it is asked about counted in `calls`."""
+    return Counted(simulator) if isinstance(simulator, FastSimulator) else CountedCalls(simulator)
+
+
 class Counted(FastSimulator):
     """A fast simulator that counts the plans it was asked about."""
 
@@ -111,5 +133,17 @@ class Counted(FastSimulator):
         return self.simulator.embed(task)
 
     def decode(self, task: Task, sums: np.ndarray) -> Latency:
-        self.calls += int(np.prod(sums.shape[:-2]))
+        self.calls += math.prod(sums.shape[:-2])
         return self.simulator.decode(task, sums)
+
+
+class CountedCalls:
+    """Any other simulator that counts the plans it was asked about."""
+
+    def __init__(self, simulator: Simulator) -> None:
+        self.simulator, self.id, self.calls = simulator, simulator.id, 0
+
+    def latency(self, task: Task, placements: np.ndarray) -> Latency:
+        """Latencies of placements, (..., N)."""
+        self.calls += math.prod(np.shape(placements)[:-1])
+        return self.simulator.latency(task, placements)

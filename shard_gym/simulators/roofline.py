@@ -30,8 +30,7 @@ class Hardware:
     dram: float  # bytes a microsecond
     l2_bytes: float
     l2: float  # bytes a microsecond
-    lookup_ns: float  # to issue one lookup in the forward pass
-    element_ns: float  # more for every column of its row
+    lookup_ns: float  # to issue one lookup in the forward pass, whatever the width of its row
     bag_ns: float  # to begin and end the pooling of one sample
     launch_us: float  # fixed cost of one pass over a shard, however many tables are fused in it
     links: Links
@@ -45,31 +44,29 @@ class Roofline(FastSimulator):
         self.id = f"roofline:{hardware.name}-v1"
 
     def embed(self, task: Task) -> np.ndarray:
-        """Work of each table in a batch: time at the DRAM, at the issue units, in the sort; columns; one."""
+        """Work of each table in a batch: time at the memory, at the issue units, in the sort; columns; one."""
         h, tables = self.hardware, task.tables
-        scale = task.batch / tables.reference_batch
-        lookups = tables.lookups * scale
-        distinct = np.minimum(tables.distinct, lookups)
+        touched, looked_up = at_batch(task)
+        lookups, distinct = looked_up.sum(axis=1), touched.sum(axis=1)
         dim = tables.dim.astype(np.float64)
-        row = np.ceil(dim * tables.element_bytes / SECTOR) * SECTOR
-        pooled = np.where(lookups > 0, task.batch * 4 * dim, 0.0)  # fp32 output, or its gradient
-        offsets = np.where(lookups > 0, task.batch * 8.0, 0.0)
-        miss = 1 - hit_share(task, h.l2_bytes)
+        row = sectors(dim * tables.element_bytes)
+        samples = np.where(lookups > 0, task.batch, 0)
+        pooled = samples * 4 * dim  # fp32 output, or its gradient
+        hits = (kept_share(row, touched, h.l2_bytes) * np.maximum(looked_up - touched, 0)).sum(axis=1)
         passes = np.ceil(np.log2(np.maximum(tables.rows, 2)) / 8)  # radix sort, 8 bits a pass
+        state = {"sgd": 0 * dim, "rowwise_adagrad": sectors(4 + 0 * dim), "adam": 2 * sectors(4 * dim)}[task.optimizer]
 
-        forward_l2 = lookups * (8 + row) + offsets + pooled
-        forward_dram = lookups * (8 + row * miss) + offsets + pooled
-        # the gradient of a sample is read once a lookup but mostly from L2; rows and state are read and written
-        backward_dram = lookups * 20 + pooled + distinct * 2 * (row + SECTOR)
-        sort = lookups * passes * (2 * 12 + 8)
-        bags = np.where(lookups > 0, task.batch, 0)
-        issue = (lookups * (h.lookup_ns + h.element_ns * dim) + bags * h.bag_ns) / 1e3
+        forward_l2 = lookups * (8 + row) + samples * 8 + pooled
+        forward_dram = forward_l2 - hits * row
+        backward_dram = lookups * 20 + pooled + distinct * 2 * (row + state)
+        backward_l2 = backward_dram + lookups * 4 * dim  # every lookup reads its sample's gradient
+        issue = (lookups * h.lookup_ns + samples * h.bag_ns) / 1e3
         columns = [
             np.maximum(forward_dram / h.dram, forward_l2 / h.l2),
             issue,
-            np.maximum(backward_dram / h.dram, lookups * 4 * dim / h.l2),
+            np.maximum(backward_dram / h.dram, backward_l2 / h.l2),
             issue * BACKWARD_WORK,
-            sort / h.dram,
+            lookups * passes * (2 * 12 + 8) / h.dram,
             dim,
             np.ones(len(tables)),
         ]
@@ -90,20 +87,34 @@ class Roofline(FastSimulator):
         return Latency(forward, comm, comm, backward)
 
 
-def hit_share(task: Task, cache_bytes: float) -> np.ndarray:
-    """Share of each table's lookups served by a cache that keeps the most used rows, (N,).
+def sectors(row_bytes: np.ndarray) -> np.ndarray:
+    """Bytes that move when a row is touched: whole sectors."""
+    return np.ceil(row_bytes / SECTOR) * SECTOR
 
-    A fused kernel walks the tables one after the other, so each has the cache to itself. The first touch of a
-    row always misses; a bin of uses that fits in part hits in part.
+
+def at_batch(task: Task) -> tuple[np.ndarray, np.ndarray]:
+    """Expected rows touched and lookups in each bin of uses at the task's batch, both (N, 17).
+
+    A row used c times in the reference batch is missed by a share f of its samples with probability (1 - f)**c.
+    In a batch larger than the reference, rows used once are taken to be new ones each time.
     """
-    tables = task.tables
-    touched, looked_up = tables.use_counts()
-    row = np.ceil(tables.dim * tables.element_bytes / SECTOR) * SECTOR
+    touched, looked_up = (counts.astype(np.float64) for counts in task.tables.use_counts())
+    share = task.batch / task.tables.reference_batch
+    if share < 1:
+        uses = looked_up / np.maximum(touched, 1)
+        return touched * (1 - (1 - share) ** uses), looked_up * share
+    touched[:, 0] = np.minimum(touched[:, 0] * share, task.tables.rows - touched[:, 1:].sum(axis=1))
+    return touched, looked_up * share
+
+
+def kept_share(row: np.ndarray, touched: np.ndarray, cache_bytes: float) -> np.ndarray:
+    """Share of each bin's rows that a cache keeps which holds the most used rows, (N, 17).
+
+    A fused kernel walks the tables one after the other, so each has the cache to itself.
+    """
     hottest_first = (touched * row[:, None])[:, ::-1]
     room = cache_bytes - (np.cumsum(hottest_first, axis=1) - hottest_first)
-    kept = np.clip(room / np.maximum(hottest_first, 1), 0, 1)[:, ::-1]
-    hits = (kept * np.maximum(looked_up - touched, 0)).sum(axis=1)
-    return hits / np.maximum(tables.lookups, 1)
+    return np.clip(room / np.maximum(hottest_first, 1), 0, 1)[:, ::-1]
 
 
 # Bandwidths: data sheets x 0.8, what copies achieve. Issue times, launches and links of the RTX 2080 Ti: fitted to
@@ -114,20 +125,19 @@ _RTX2080TI = Hardware(
     dram=0.8 * 616e3,
     l2_bytes=5.5e6,
     l2=1.8e6,
-    lookup_ns=0.168,
-    element_ns=0.01575,
-    bag_ns=0.954,
+    lookup_ns=0.42,
+    bag_ns=0.7,
     launch_us=550.0,
     links=Links(port=1.592e8, latency_ms=0.3, group=2, uplink=3.025e7, fabric=1.202e8, peer_to_peer=False),
 )
 
 
-def _scaled(name: str, dram: float, l2_bytes: float, l2: float, clocks: float, links: Links) -> Hardware:
-    """Other hardware: issue times and launches of the RTX 2080 Ti over the ratio of multiprocessors x clock."""
-    faster = clocks / (68 * 1.545)
-    base = _RTX2080TI
-    times = {t: getattr(base, t) / faster for t in ("lookup_ns", "element_ns", "bag_ns", "launch_us")}
-    return Hardware(name=name, dram=dram, l2_bytes=l2_bytes, l2=l2, links=links, **times)
+def _newer(name: str, dram: float, l2_bytes: float, l2: float, links: Links) -> Hardware:
+    """What-if: rows of 256 bytes saturate the memory (on the RTX 2080 Ti, of 210), the rest scales with it."""
+    lookup_ns = 256 / dram * 1e3
+    faster = _RTX2080TI.lookup_ns / lookup_ns
+    bag_ns, launch_us = _RTX2080TI.bag_ns / faster, _RTX2080TI.launch_us / faster
+    return Hardware(name, dram, l2_bytes, l2, lookup_ns, bag_ns, launch_us, links)
 
 
 # The RoCE uplink of an 8-GPU node is fitted to the twelve all-to-alls of FlexShard's Table 6 (200 Gbit/s a GPU).
@@ -137,8 +147,8 @@ PRESETS = {
     hardware.name: hardware
     for hardware in (
         _RTX2080TI,
-        _scaled("a100-x32-roce", dram=1391e3, l2_bytes=40e6, l2=4.5e6, clocks=108 * 1.41, links=_ROCE),
-        _scaled("h100", dram=0.8 * 3352e3, l2_bytes=50e6, l2=5.5e6, clocks=132 * 1.755, links=_NVLINK4),
-        _scaled("h200", dram=4300e3, l2_bytes=60e6, l2=5.5e6, clocks=132 * 1.755, links=_NVLINK4),
+        _newer("a100-x32-roce", dram=1391e3, l2_bytes=40e6, l2=4.5e6, links=_ROCE),
+        _newer("h100", dram=0.8 * 3352e3, l2_bytes=50e6, l2=5.5e6, links=_NVLINK4),
+        _newer("h200", dram=4300e3, l2_bytes=60e6, l2=5.5e6, links=_NVLINK4),
     )
 }
