@@ -126,6 +126,25 @@ def test_pooling_in_float32_never_leaves_fewer_lookups_than_rows():
     assert [counts[0, 0] for counts in pool.use_counts()] == [lookups, lookups]
 
 
+def test_more_lookups_than_float32_counts_exactly():
+    rows, each = np.array([12_345_671, 3_333_333, 2_222_221, 100_003]), np.array([1, 7, 100, 5_000])
+    lookups = rows * each
+    uses, accesses = np.zeros((2, 1, NUM_BINS))
+    uses[0, bin_of(each)], accesses[0, bin_of(each)] = rows / rows.sum(), lookups / lookups.sum()
+    pool = make_pool(
+        rows=2**25,
+        pooling=lookups.sum() / 64,
+        reference_batch=64,
+        distinct=[rows.sum()],
+        uses=uses,
+        accesses=accesses,
+    )
+    touched, looked_up = pool.use_counts()
+    assert (touched.sum(), looked_up.sum()) == (rows.sum(), pool.lookups[0])
+    assert abs(touched[0, bin_of(each)] - rows).max() <= 64
+    assert touched[0, 0] == looked_up[0, 0]
+
+
 def test_a_histogram_that_contradicts_the_lookups_is_named():
     """Two rows used once cannot make a thousand lookups."""
     table = make_pool(rows=9, pooling=1_000, reference_batch=1, distinct=[2], name=("odd",), **ONCE)
