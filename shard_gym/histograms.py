@@ -32,6 +32,31 @@ def use_histogram(counts: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
     return len(counts), uses.astype(np.float32), accesses.astype(np.float32)
 
 
+def drawn_counts(
+    touched: np.ndarray, looked_up: np.ndarray, share: float, rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Expected counts (N, 17) in a share of the batch's samples; bins stay those of the whole batch.
+
+    A row used c times is missed by a share f of the samples with probability (1 - f)**c. In a larger batch, rows
+    used once are taken to be new ones each time, as far as a table has `rows` (N,).
+    """
+    touched, looked_up = touched.astype(np.float64), looked_up * share
+    if share < 1:
+        return touched * (1 - (1 - share) ** (looked_up / share / np.maximum(touched, 1))), looked_up
+    touched[:, 0] = np.minimum(touched[:, 0] * share, rows - touched[:, 1:].sum(axis=1))
+    return touched, looked_up
+
+
+def kept_share(row: np.ndarray, touched: np.ndarray, cache_bytes: float) -> np.ndarray:
+    """Share of each bin's rows, of `row` bytes (N,), that a cache keeps which holds the most used ones, (N, 17).
+
+    A fused kernel walks the tables one after the other, so each has the cache to itself.
+    """
+    hottest_first = (touched * row[:, None])[:, ::-1]
+    room = cache_bytes - (np.cumsum(hottest_first, axis=1) - hottest_first)
+    return np.clip(room / np.maximum(hottest_first, 1), 0, 1)[:, ::-1]
+
+
 def lookup_bounds(touched: np.ndarray, lookups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Fewest lookups that rows in each bin make, and the most they can of a table's `lookups` (N,); both (N, 17)."""
     total = lookups[:, None]  # below 2**53; the inner minima keep products from overflowing

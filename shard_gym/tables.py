@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 
 from shard_gym.errors import InvalidPool
-from shard_gym.histograms import HIGH, LOW, NUM_BINS, agree, bin_of, fitted_counts, share_out, use_histogram
+from shard_gym.histograms import (
+    HIGH,
+    LOW,
+    NUM_BINS,
+    agree,
+    bin_of,
+    drawn_counts,
+    fitted_counts,
+    share_out,
+    use_histogram,
+)
 from shard_gym.numbers import whole
 
 __all__ = [
@@ -23,6 +33,7 @@ __all__ = [
     "NUM_BINS",
     "REFERENCE_BATCH",
     "TablePool",
+    "at_batch",
     "bin_of",
     "make_pool",
     "share_out",
@@ -146,6 +157,11 @@ class TablePool:
     def with_(self, **columns: Any) -> TablePool:
         """A copy with some columns replaced, for example `pool.with_(dim=...)`."""
         return replace(self, **columns)
+
+
+def at_batch(tables: TablePool, batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Expected rows touched and lookups of a batch, by uses in the reference batch; both (N, 17) float64."""
+    return drawn_counts(*tables.use_counts(), batch / tables.reference_batch, tables.rows)
 
 
 def make_pool(

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from benchmarks import papers
 from shard_gym import Task, make_pool, simulators, suites
 from shard_gym.errors import InvalidTask, UnknownName
+from shard_gym.histograms import kept_share
 from shard_gym.links import Links
 from shard_gym.metasyn import load_metasyn
 from shard_gym.simulators import Counted, FastSimulator, Latency
@@ -23,9 +24,8 @@ from shard_gym.simulators.roofline import (
     SORT,
     Hardware,
     Roofline,
-    at_batch,
-    kept_share,
 )
+from shard_gym.tables import at_batch
 from shard_gym.traces import trace
 
 FAST = [i for i in simulators.registered() if isinstance(simulators.make(i), FastSimulator)]
@@ -184,17 +184,17 @@ def test_an_embedding_by_hand():
 
 def test_batches_by_hand():
     """Half the samples miss a row used once half the time, one used four times in a sixteenth of the cases."""
-    touched, looked_up = at_batch(one_table(batch=4))
+    touched, looked_up = at_batch(one_table().tables, 4)
     assert looked_up.sum() == 3
     assert touched[0, [0, 2]].tolist() == [1, 1 - 1 / 16]
-    touched, looked_up = at_batch(one_table(batch=24))
+    touched, looked_up = at_batch(one_table().tables, 24)
     assert looked_up.sum() == 18 and touched[0, [0, 2]].tolist() == [6, 1]
 
 
 def test_expected_rows_agree_with_traces():
     pool = load_metasyn()
     task = Task(pool.take([3, 4, 5]), memory=(2**40,), batch=4_096)
-    expected = at_batch(task)[0].sum(axis=1)
+    expected = at_batch(task.tables, task.batch)[0].sum(axis=1)
     counted = [np.mean([len(np.unique(trace(pool, t, 4_096, seed)[0])) for seed in range(5)]) for t in (3, 4, 5)]
     assert counted == pytest.approx(expected, rel=0.03)
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shard_gym.histograms import kept_share
 from shard_gym.links import Links
 from shard_gym.simulators.base import GRAIN, FastSimulator, Latency
+from shard_gym.tables import at_batch
 from shard_gym.tasks import Task
 
 SECTOR = 32  # bytes of the smallest DRAM or L2 access
@@ -46,7 +48,7 @@ class Roofline(FastSimulator):
     def embed(self, task: Task) -> np.ndarray:
         """Work of each table in a batch: time at the memory, at the issue units, in the sort; columns; one."""
         h, tables = self.hardware, task.tables
-        touched, looked_up = at_batch(task)
+        touched, looked_up = at_batch(tables, task.batch)
         lookups, distinct = looked_up.sum(axis=1), touched.sum(axis=1)
         dim = tables.dim.astype(np.float64)
         row = sectors(dim * tables.element_bytes)
@@ -90,31 +92,6 @@ class Roofline(FastSimulator):
 def sectors(row_bytes: np.ndarray) -> np.ndarray:
     """Bytes that move when a row is touched: whole sectors."""
     return np.ceil(row_bytes / SECTOR) * SECTOR
-
-
-def at_batch(task: Task) -> tuple[np.ndarray, np.ndarray]:
-    """Expected rows touched and lookups in each bin of uses at the task's batch, both (N, 17).
-
-    A row used c times in the reference batch is missed by a share f of its samples with probability (1 - f)**c.
-    In a batch larger than the reference, rows used once are taken to be new ones each time.
-    """
-    touched, looked_up = (counts.astype(np.float64) for counts in task.tables.use_counts())
-    share = task.batch / task.tables.reference_batch
-    if share < 1:
-        uses = looked_up / np.maximum(touched, 1)
-        return touched * (1 - (1 - share) ** uses), looked_up * share
-    touched[:, 0] = np.minimum(touched[:, 0] * share, task.tables.rows - touched[:, 1:].sum(axis=1))
-    return touched, looked_up * share
-
-
-def kept_share(row: np.ndarray, touched: np.ndarray, cache_bytes: float) -> np.ndarray:
-    """Share of each bin's rows that a cache keeps which holds the most used rows, (N, 17).
-
-    A fused kernel walks the tables one after the other, so each has the cache to itself.
-    """
-    hottest_first = (touched * row[:, None])[:, ::-1]
-    room = cache_bytes - (np.cumsum(hottest_first, axis=1) - hottest_first)
-    return np.clip(room / np.maximum(hottest_first, 1), 0, 1)[:, ::-1]
 
 
 # Bandwidths: data sheets x 0.8, what copies achieve. Issue times, launches and links of the RTX 2080 Ti: fitted to
