@@ -1,0 +1,82 @@
+"""Costs from a network fitted to measurements; numpy only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from shard_gym.cost_models import features
+from shard_gym.cost_models.networks import make_network, on_grid
+from shard_gym.cost_models.weights import Weights, links_of
+from shard_gym.errors import CorruptFile
+from shard_gym.simulators.base import FastSimulator, Latency
+from shard_gym.tasks import Task
+
+TABLES, DIMS, FAR = range(3)  # the columns of an embedding before the network's
+OWN = 3
+AT_ONCE = 2048  # shards decoded in one go: what they need stays in the cache
+FARTHEST = 3.0  # distances count up to here in the spread
+
+
+class Learned(FastSimulator):
+    """The simulator of a weights file; `card` says what was measured, where, and how well the network fits it.
+
+    It answers for a step of the batch it was fitted at (`batch`), whatever the task's: what a larger batch costs was
+    not measured, and plans compare the same way. Where `distance` is above 0 a table is outside the range of the
+    fit, and the spread is the wider for it.
+    """
+
+    def __init__(self, source: str | Path | Weights) -> None:
+        weights = source if isinstance(source, Weights) else Weights.load(source)
+        self.card, self.network = weights.card, make_network(weights)
+        try:
+            self.id: str = self.card.get("id") or f"learned:{weights.sha256[:12]}"
+            self.batch: int = self.card["batch"]
+            self.sigma = float(weights.tensors["sigma"])  # error that members share, relative
+            self.low, self.high, self.deviation = weights.tensors["ranges"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptFile(f"weights {source} lack what the simulator needs, fit them again: {error}") from error
+        self.links = links_of(self.card)
+
+    def distance(self, task: Task) -> np.ndarray:
+        """How far each table is outside what was fitted, in standard deviations of the fitted tables, (N,).
+
+        The farthest of dim, bytes of a row, rows and pooling; 0 inside.
+        """
+        values = features.ranged(task.tables)
+        return (np.maximum(self.low - values, values - self.high).clip(min=0) / self.deviation).max(axis=1)
+
+    def embed(self, task: Task) -> np.ndarray:
+        """Count, columns and distance of each table, then the network's own."""
+        tables = task.tables
+        own = [np.ones(len(tables)), tables.dim, np.minimum(self.distance(task), FARTHEST)]
+        return np.concatenate([on_grid(np.stack(own, axis=1)), on_grid(self.network.embed(tables, self.batch))], axis=1)
+
+    def decode(self, task: Task, sums: np.ndarray) -> Latency:
+        """The network's times for each shard, then the links'."""
+        shards = sums.reshape(-1, sums.shape[-1])
+        times = np.empty((3, len(shards)))
+        for start in range(0, len(shards), AT_ONCE):
+            part = slice(start, start + AT_ONCE)
+            times[:, part] = self._times(shards[part])
+        times = times.reshape(3, *sums.shape[:-1])
+        times *= task.ms_per_us * 1e3  # slower devices
+        if task.objective == "kernel":
+            comm = np.zeros_like(times[0])
+        else:
+            comm = (task.links or self.links).all_to_all_ms(sums[..., DIMS], self.batch)
+        return Latency(times[0], comm, comm, times[1], spread=times[2])
+
+    def _times(self, shards: np.ndarray) -> np.ndarray:
+        """Forward ms, backward ms and their spread at the fitted batch, (S, OWN + width) -> (3, S)."""
+        times = self.network.decode(shards[:, OWN:])
+        tables = shards[:, TABLES]
+        times *= tables > 0
+        relative = self.sigma + shards[:, FAR] / np.maximum(tables, 1)  # of the mean table's distance
+        relative *= times[0] + times[1]
+        relative *= relative
+        times[2] *= times[2]
+        times[2] += relative
+        np.sqrt(times[2], out=times[2])
+        return times
