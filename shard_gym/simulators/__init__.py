@@ -17,6 +17,16 @@ _BUILDERS: dict[str, Callable[[], Simulator]] = {
 }
 
 
+def _fbgemm(device: str) -> Simulator:
+    """The operator at hand, measured when asked; needs torch and FBGEMM."""
+    from shard_gym.simulators.fbgemm import Fbgemm, Settings
+
+    return Fbgemm(Settings(device=device))
+
+
+_BUILDERS |= {f"fbgemm:{device}": partial(_fbgemm, device) for device in ("cpu", "cuda")}
+
+
 def registered() -> tuple[str, ...]:
     """Ids that `make` knows."""
     return tuple(sorted(_BUILDERS))
