@@ -11,7 +11,7 @@ from shard_gym.errors import InvalidTask, UnknownName
 from shard_gym.histograms import kept_share
 from shard_gym.links import Links
 from shard_gym.metasyn import load_metasyn
-from shard_gym.simulators import Counted, FastSimulator, Latency
+from shard_gym.simulators import Counted, Latency
 from shard_gym.simulators.base import GRAIN
 from shard_gym.simulators.roofline import (
     BACKWARD_DRAM,
