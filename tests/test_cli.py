@@ -185,3 +185,17 @@ def test_a_task_has_to_be_named(capsys):
     with pytest.raises(SystemExit) as end:
         main(["solve", "--agent", "random"])
     assert end.value.code == 2
+
+
+@pytest.mark.parametrize("command", ["measure", "fit"])
+def test_measuring_and_fitting_have_command_lines_of_their_own(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert "--out" in capsys.readouterr().out
+
+
+def test_fitting_nothing_is_told_in_one_line(tmp_path, capsys):
+    assert main(["fit", "--data", str(tmp_path), "--out", str(tmp_path / "w.safetensors")]) == 2
+    assert "no measurements" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

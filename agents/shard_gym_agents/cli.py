@@ -1,4 +1,4 @@
-"""The `shard-gym` command: list suites and agents, solve a task, score a plan, replay results."""
+"""The `shard-gym` command: list suites and agents, solve a task, score a plan, replay results, measure, fit."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +25,20 @@ from shard_gym.simulators import Simulator
 from shard_gym.tables import GB
 from shard_gym.tasks import OBJECTIVES, OPTIMIZERS, Task
 
+# Subcommands with command lines of their own: module, which has a main(arguments) -> exit code, and what for.
+OTHERS = {
+    "measure": ("shard_gym.simulators.measure", "measure shards on this machine (needs torch and FBGEMM)"),
+    "fit": ("shard_gym.cost_models.fit", "fit a cost network to measurements (needs torch)"),
+}
 SIMULATOR = "roofline:rtx2080ti-x4-v1"  # of tasks that belong to no suite
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; what the user can put right is told in one line, with exit code 2."""
-    options = _parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
+    if given and given[0] in OTHERS:
+        return _other(given[0], given[1:])
+    options = _parser().parse_args(given)
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, "")  # an agent may be a module of the current folder
     try:
@@ -41,6 +50,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"shard-gym: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _other(command: str, arguments: list[str]) -> int:
+    module, _ = OTHERS[command]
+    try:
+        return int(import_module(module).main(arguments))
+    except ModuleNotFoundError as error:
+        print(f"shard-gym: {command} needs {error.name}: pip install torch, then shard-gym[cpu]", file=sys.stderr)
+        return 2
 
 
 def list_suites(options: argparse.Namespace) -> None:
@@ -173,6 +191,8 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("replay", help="score stored results again; refuses what comes out otherwise")
     command.add_argument("results", metavar="RESULTS.jsonl")
     command.set_defaults(run=replay_results)
+    for name, (_, what) in OTHERS.items():
+        commands.add_parser(name, help=what, add_help=False)
     return parser
 
 
