@@ -1,6 +1,6 @@
 """Make the data that suites are frozen in: pools, banks of tasks, random references.
 
-`python -m benchmarks.freeze pools banks` was run once. It refuses to overwrite what is there: a published suite
+`python -m benchmarks.freeze pools banks` made what is shipped. It refuses to overwrite what is there: a published suite
 never changes. `python -m benchmarks.freeze references` adds those of simulators that have none yet.
 """
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from shard_gym import Task, make_pool
-from shard_gym.errors import MissingDependency, SimulatorError, UnknownName
+from shard_gym.errors import InvalidPlan, MissingDependency, SimulatorError, UnknownName
 from shard_gym.links import Links
 from shard_gym.metasyn import load_metasyn
 from shard_gym.simulators import operator
@@ -256,3 +256,10 @@ def test_draws_share_no_sample_and_scatter_keeps_ids_apart(rng):
     for rows in (1, 2, 12, 1_000):
         step, shift = scatter(rng, rows)
         assert len(set((shift + step * np.arange(rows)) % rows)) == rows
+
+
+@needs_fbgemm
+@pytest.mark.parametrize("placement", [[0, 1, 2, 3, 0, 1], [0, 1], [0.5] * 6])
+def test_placements_off_the_devices_are_refused_not_dropped(tiny_task, placement):
+    with pytest.raises(InvalidPlan):
+        Fbgemm(Settings(arena_gb=0.01)).latency(tiny_task, placement)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shard_gym.errors import SimulatorError, UnknownName
-from shard_gym.simulators.base import Latency
+from shard_gym.simulators.base import Latency, checked
 from shard_gym.simulators.host import CLOCKS, cache_bytes, elapsed_ms, mark, pinned
 from shard_gym.simulators.operator import (
     DTYPES,
@@ -219,7 +219,7 @@ class Fbgemm:
 
     def latency(self, task: Task, placements: np.ndarray) -> Latency:
         """Latencies of placements, int (..., N) with -1 for a table not placed; communication by the task's links."""
-        placements = np.asarray(placements)
+        placements = checked(task, placements)
         held = placements[..., None, :] == np.arange(task.num_devices)[:, None]  # (..., K, N)
         flat = held.reshape(-1, task.num_tables)
         shards, shard_of = np.unique(flat, axis=0, return_inverse=True)

@@ -56,7 +56,7 @@ class Roofline(FastSimulator):
         pooled = samples * 4 * dim  # fp32 output, or its gradient
         hits = (kept_share(row, touched, h.l2_bytes) * np.maximum(looked_up - touched, 0)).sum(axis=1)
         passes = np.ceil(np.log2(np.maximum(tables.rows, 2)) / 8)  # radix sort, 8 bits a pass
-        state = {"sgd": 0 * dim, "rowwise_adagrad": sectors(4 + 0 * dim), "adam": 2 * sectors(4 * dim)}[task.optimizer]
+        state = {"sgd": 0, "rowwise_adagrad": SECTOR, "adam": 2 * sectors(4 * dim)}[task.optimizer]
 
         forward_l2 = lookups * (8 + row) + samples * 8 + pooled
         forward_dram = forward_l2 - hits * row
@@ -94,9 +94,10 @@ def sectors(row_bytes: np.ndarray) -> np.ndarray:
     return np.ceil(row_bytes / SECTOR) * SECTOR
 
 
-# Bandwidths: data sheets x 0.8, what copies achieve. Issue times, launches and links of the RTX 2080 Ti: fitted to
-# DreamShard's Tables 4, 6 and 7 and its Figure 12. Its GPUs have no peer-to-peer: everything passes the PCIe switch
-# of a pair and host memory.
+# DRAM: what copies achieved (A100, H200), elsewhere the data sheet x 0.8. L2 sizes: vendors. L2 rates, and that NVLink
+# achieves 0.8 of its data sheet: our estimates, without a source. Issue times, launches and links of the RTX 2080 Ti:
+# fitted to DreamShard's Tables 4, 6 and 7 and its Figure 12. Its GPUs have no peer-to-peer: everything passes the PCIe
+# switch of a pair and host memory.
 _RTX2080TI = Hardware(
     name="rtx2080ti-x4",
     dram=0.8 * 616e3,
@@ -110,7 +111,8 @@ _RTX2080TI = Hardware(
 
 
 def _newer(name: str, dram: float, l2_bytes: float, l2: float, links: Links) -> Hardware:
-    """What-if: rows of 256 bytes saturate the memory (on the RTX 2080 Ti, of 210), the rest scales with it."""
+    """What-if, not fitted to anything: we assume that rows of 256 bytes saturate the memory (on the RTX 2080 Ti it
+    takes 210), and that the fixed costs scale alike."""
     lookup_ns = 256 / dram * 1e3
     faster = _RTX2080TI.lookup_ns / lookup_ns
     bag_ns, launch_us = _RTX2080TI.bag_ns / faster, _RTX2080TI.launch_us / faster
