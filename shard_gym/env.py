@@ -70,7 +70,8 @@ class ShardingEnv(gym.Env[Any, Any]):
     sums to `"latency"`. A broken constraint of the task counts as an overshoot of one.
 
     **Ends.** `terminated` with the last table, never `truncated`. The last `info` holds `plan`, `latency`,
-    `makespan` (ms), `balance`, `feasible` (memory and constraints) and `task` (its hash).
+    `makespan` (ms), `balance`, `feasible` (memory and constraints), `task` (its hash), and where the simulator
+    knows them the slowest device's `spread` (ms) and `distance` (of its tables from those fitted; 0 inside).
 
     **Arguments.** `tasks`: a suite's name, tasks, or a `Bank`, which may scale features (raw by default).
     `split`: "train", "val" or "test". `simulator`: an id or a simulator; the suite's planner by default. One

@@ -28,8 +28,8 @@ class Outcome:
     excess: float  # 0 if the plan can be used; else how badly it breaks memory and constraints
 
     def info(self, state: State) -> dict[str, Any]:
-        """The final info of the environment."""
-        return {
+        """The final info of the environment; "spread" and "distance" are the slowest device's, where known."""
+        told = {
             "action_mask": state.mask(),
             "plan": self.plan,
             "latency": self.latency,
@@ -38,6 +38,12 @@ class Outcome:
             "feasible": self.excess == 0,
             "task": state.episode.prepared.task.hash,
         }
+        slowest = self.latency.cost(state.episode.prepared.task.objective).argmax()
+        for name in ("spread", "distance"):
+            values = getattr(self.latency, name)
+            if values is not None:
+                told[name] = float(values[slowest])
+        return told
 
 
 def outcome(state: State) -> Outcome:

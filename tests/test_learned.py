@@ -9,6 +9,7 @@ from shard_gym import Task
 from shard_gym.cost_models.fit import Settings, fit
 from shard_gym.cost_models.networks import ARCHITECTURES
 from shard_gym.cost_models.weights import Weights
+from shard_gym.env import ShardingEnv
 from shard_gym.errors import CorruptFile
 from shard_gym.links import Links
 from shard_gym.metasyn import load_metasyn
@@ -140,6 +141,16 @@ def test_the_spread_grows_with_the_distance(ours):
     near_share, far_share = (latency.spread[0] / latency.compute[0] for latency in (near, far))
     assert ours.sigma <= near_share < far_share
     assert far_share >= ours.sigma + min(ours.distance(wide).min(), 3)
+    assert near.distance[0] == 0 < far.distance[0] and (far.distance[1:] == 0).all()
+
+
+def test_the_environment_tells_spread_and_distance(ours):
+    task = draw_task(2, n=8)
+    env = ShardingEnv([task], simulator=ours)
+    env.reset(seed=0)
+    for _ in range(task.num_tables):
+        info = env.step(0)[4]
+    assert info["spread"] == info["latency"].spread[0] > 0 and info["distance"] == info["latency"].distance[0]
 
 
 def test_the_id_and_the_card_come_from_the_file(ours, simulators, tmp_path):

@@ -24,7 +24,9 @@ class Latency:
     forward_comm: np.ndarray
     backward_comm: np.ndarray
     backward_compute: np.ndarray
-    spread: np.ndarray | None = None  # standard deviation of each device's compute, where the simulator knows it
+    # Of each device, where the simulator knows them:
+    spread: np.ndarray | None = None  # standard deviation of its compute, ms
+    distance: np.ndarray | None = None  # how far its tables are outside what was fitted, 0 inside
 
     @property
     def compute(self) -> np.ndarray:

@@ -24,7 +24,7 @@ class Learned(FastSimulator):
 
     It answers for a step of the batch it was fitted at (`batch`), whatever the task's: what a larger batch costs was
     not measured, and plans compare the same way. Where `distance` is above 0 a table is outside the range of the
-    fit, and the spread is the wider for it.
+    fit, and the spread is the wider for it; a latency tells the mean distance of each device's tables.
     """
 
     def __init__(self, source: str | Path | Weights) -> None:
@@ -66,7 +66,8 @@ class Learned(FastSimulator):
             comm = np.zeros_like(times[0])
         else:
             comm = (task.links or self.links).all_to_all_ms(sums[..., DIMS], self.batch)
-        return Latency(times[0], comm, comm, times[1], spread=times[2])
+        distance = sums[..., FAR] / np.maximum(sums[..., TABLES], 1)
+        return Latency(times[0], comm, comm, times[1], spread=times[2], distance=distance)
 
     def _times(self, shards: np.ndarray) -> np.ndarray:
         """Forward ms, backward ms and their spread at the fitted batch, (S, OWN + width) -> (3, S)."""
