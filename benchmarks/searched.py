@@ -1,19 +1,20 @@
-"""Shards that search builds on a fit: `python -m benchmarks.searched --weights W.safetensors --round 1 --out FILE.npz`
+"""Shards that plans are made of: `python -m benchmarks.searched --weights W.safetensors --round 1 --out FILE.npz`
 
-Where a search believes in a bargain, a network is most likely wrong, and random shards do not show it. Measure what
-this writes (`shard-gym measure --shard-file FILE.npz`), add it to the data, fit again.
+Where a search believes in a bargain, a network is most likely wrong, and shards drawn at random do not show it. Measure
+what this writes (`shard-gym measure --shard-file FILE.npz`), add it to the data, fit again.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from shard_gym import simulators, suites
 from shard_gym.measurements import Measurements
+from shard_gym.plan import Plan
 from shard_gym.simulators.learned import Learned
 from shard_gym.tasks import Task
 from shard_gym_agents import make
@@ -21,24 +22,23 @@ from shard_gym_agents import make
 Shard = tuple[tuple[int, ...], tuple[int, ...]]  # tables by index in their pool, and their dims
 
 
-def shards_of(task: Task, planner: simulators.FastSimulator, budget: float) -> Iterator[Shard]:
-    """The devices of cost-greedy's plan and of local search's."""
+def shards_of(task: Task, plan: Plan) -> Iterator[Shard]:
+    """What each device holds, empty ones left out; tables are named metasyn<seed>_<index>."""
     index = np.array([int(name.rsplit("_", 1)[1]) for name in task.tables.name])
-    for solver in (make("cost-greedy"), make("local-search", budget=budget)):
-        device = np.array(solver(task, planner).device)
-        for d in range(task.num_devices):
-            mine = np.flatnonzero(device == d)
-            if len(mine):
-                yield tuple(index[mine].tolist()), tuple(task.tables.dim[mine].tolist())
+    device = np.array(plan.device)
+    for d in range(task.num_devices):
+        mine = np.flatnonzero(device == d)
+        if len(mine):
+            yield tuple(index[mine].tolist()), tuple(task.tables.dim[mine].tolist())
 
 
 def searched(
-    suite: suites.Suite, planner: simulators.FastSimulator, tasks: int, budget: float, number: int
+    tasks: Sequence[Task], pool: str, planner: simulators.FastSimulator, budget: float, number: int
 ) -> Measurements:
-    """Different shards of the first training tasks of a suite, not measured yet."""
-    found = dict.fromkeys(s for task in suite.tasks("train")[:tasks] for s in shards_of(task, planner, budget))
-    seed, tables = suite.pools[0]
-    return Measurements.unmeasured(f"metasyn_{seed}_{tables}", list(found), kind="searched", round=number)
+    """Different shards of random plans, cost-greedy's and local search's for these tasks, not measured yet."""
+    solvers = (make("random", seed=number), make("cost-greedy"), make("local-search", seed=number, budget=budget))
+    found = dict.fromkeys(s for task in tasks for solve in solvers for s in shards_of(task, solve(task, planner)))
+    return Measurements.unmeasured(pool, list(found), kind="searched", round=number)
 
 
 def main() -> None:
@@ -46,12 +46,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", type=Path, required=True, help="the fit to search on")
     parser.add_argument("--suite", default="metasyn-80x8")
+    parser.add_argument("--first", type=int, default=0, help="training task to begin with")
     parser.add_argument("--tasks", type=int, default=40)
     parser.add_argument("--budget", type=float, default=1.0, help="seconds of search a task")
     parser.add_argument("--round", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    found = searched(suites.get(options.suite), Learned(options.weights), options.tasks, options.budget, options.round)
+    suite = suites.get(options.suite)
+    seed, tables = suite.pools[0]
+    tasks = suite.tasks("train")[options.first : options.first + options.tasks]
+    planner = Learned(options.weights)
+    found = searched(tasks, f"metasyn_{seed}_{tables}", planner, options.budget, options.round)
     found.save(options.out)
     print(f"{len(found)} shards to measure in {options.out}")
 

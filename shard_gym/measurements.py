@@ -95,6 +95,11 @@ class Measurements:
         inside = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
         return self.table[inside], self.dim[inside]
 
+    def key(self, i: int) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+        """Pool, tables and dims of shard i: equal for two measurements of one shard."""
+        table, dim = self.tables(i)
+        return self.pools[self.pool[i]], tuple(table.tolist()), tuple(dim.tolist())
+
     def shard_tables(self, i: int) -> TablePool:
         """The tables of shard i, with the columns they were measured at."""
         table, dim = self.tables(i)
@@ -209,28 +214,3 @@ def _check(m: Measurements) -> None:
     for rule, broken in rules.items():
         if broken.any():
             raise InvalidPool(f"{rule}: entry {int(np.argmax(broken))} breaks it")
-
-
-def repeat_noise(m: Measurements) -> dict[str, float]:
-    """How far measurements of one shard lie apart: the noise floor of whatever is fitted to them.
-
-    A pair's difference is |a - b| over its mean, for the total of both passes; `relative_std` is what that says of
-    one measurement (a difference has sqrt(2) times its deviation, and a normal's median is 0.6745 of it).
-    """
-    seen: dict[tuple[Any, ...], float] = {}
-    differences = []
-    for i in np.flatnonzero(np.isfinite(m.total_ms)).tolist():
-        table, dim = m.tables(i)
-        key, ms = (int(m.pool[i]), table.tobytes(), dim.tobytes()), float(m.total_ms[i])
-        if key in seen:
-            differences.append(abs(ms - seen[key]) / ((ms + seen[key]) / 2))
-        seen[key] = ms
-    if not differences:
-        return {"pairs": 0}
-    median = float(np.median(differences))
-    return {
-        "pairs": len(differences),
-        "median_relative_difference": median,
-        "mean_relative_difference": float(np.mean(differences)),
-        "relative_std": median / (0.6745 * 2**0.5),
-    }

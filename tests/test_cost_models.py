@@ -41,11 +41,9 @@ def test_rank_correlation_sees_order_only():
     assert metrics.spearman(a, np.ones(3)) == 0
 
 
-def test_coverage_and_noise_by_hand():
+def test_coverage_by_hand():
     one = np.ones(4)
     assert metrics.coverage(one, one, np.array([1.0, 2.6, 2.7, -0.6])) == 0.75
-    # shard 0 twice, 10 % apart; shard 1 once
-    assert metrics.repeat_noise(np.array([0, 1, 0]), np.array([0.95, 7.0, 1.05])) == pytest.approx(0.1)
 
 
 def test_a_smaller_batch_touches_as_many_rows_as_its_trace():

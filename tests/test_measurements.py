@@ -1,4 +1,4 @@
-"""Measured shards as columns: whole, consistent, and the noise they show."""
+"""Measured shards as columns: whole and consistent."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shard_gym.errors import CorruptFile, InvalidPool
-from shard_gym.measurements import KINDS, Measurements, repeat_noise
+from shard_gym.measurements import KINDS, Measurements
 from shard_gym.metasyn import load_metasyn
 
 POOL = "metasyn_0_856"
@@ -79,12 +79,3 @@ def test_a_changed_data_set_is_refused(tmp_path):
 def test_columns_that_contradict_each_other_are_refused(column, values, message):
     with pytest.raises(InvalidPool, match=message):
         replace(measured([1.0, 2.0]), **{column: np.array(values)})
-
-
-def test_noise_is_the_difference_between_repeats():
-    shards = [([1], [4]), ([2], [4]), ([1], [4]), ([1], [8])]
-    noise = repeat_noise(measured([1.0, 5.0, 1.1, 9.0], shards))
-    assert noise["pairs"] == 1
-    assert noise["median_relative_difference"] == pytest.approx(0.1 / 1.05, rel=1e-5)
-    assert noise["relative_std"] == pytest.approx(0.1 / 1.05 / 0.954, rel=1e-3)
-    assert repeat_noise(measured([1.0, 2.0])) == {"pairs": 0}

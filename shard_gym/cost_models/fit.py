@@ -24,6 +24,7 @@ from shard_gym.cost_models.weights import Weights, links_of
 from shard_gym.errors import InvalidPool, ShardGymError, UnknownName
 from shard_gym.files import read_json
 from shard_gym.measurements import Measurements
+from shard_gym.repeats import at_pace_of
 
 ROLES = ("planner", "judge")
 Net = OurNet | PublishedNet
@@ -234,12 +235,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--hardware", default="cpu", help="short name for the simulator's id")
     parser.add_argument("--id", help="default: learned:HARDWARE-v1, learned:HARDWARE-judge-v1")
     parser.add_argument("--comm", type=Path, help="what python -m shard_gym.simulators.comm wrote; its links are kept")
+    parser.add_argument(
+        "--pace", type=Path, help="a campaign that shares shards with each of --data: its pace is taken"
+    )
     parser.add_argument("--epochs", type=int, help="default: 200 of ours, 300 of the published networks")
     parser.add_argument("--out", type=Path, required=True)
     given = sys.argv[1:] if argv is None else argv
     options = parser.parse_args(given)
     try:
-        measured = Measurements.concat([Measurements.load(path) for path in _files(options.data)])
+        measured = _joined(options.data, options.pace)
         settings = OURS if ARCHITECTURES[options.architecture] is Ours else PUBLISHED
         if options.epochs:
             settings = replace(settings, epochs=options.epochs)
@@ -255,6 +259,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     sys.stderr.write(f"{options.out}: {json.dumps(weights.card['held_out'])}\n")
     return 0
+
+
+def _joined(paths: Sequence[Path], reference: Path | None) -> Measurements:
+    """All measurements of files and folders, at the pace of the reference if there is one."""
+    parts = [Measurements.load(path) for path in _files(paths)]
+    return Measurements.concat(parts if reference is None else at_pace_of(Measurements.load(reference), parts))
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:

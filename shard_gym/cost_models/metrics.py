@@ -31,19 +31,6 @@ def coverage(predicted: np.ndarray, spread: np.ndarray, measured: np.ndarray) ->
     return float((abs(measured - predicted) <= NORMAL_90 * spread).mean())
 
 
-def repeat_noise(groups: np.ndarray, measured: np.ndarray) -> float:
-    """Mean relative difference of two measurements of one shard; `groups` says which shard each is of.
-
-    For a perfect model the MAPE against single measurements is about this over the square root of two.
-    """
-    gaps = []
-    for group in np.unique(groups):
-        times = measured[groups == group]
-        first, second = np.triu_indices(len(times), 1)
-        gaps.extend((abs(times[first] - times[second]) / ((times[first] + times[second]) / 2)).tolist())
-    return float(np.mean(gaps)) if gaps else float("nan")
-
-
 def _ranks(values: np.ndarray) -> np.ndarray:
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[inverse]

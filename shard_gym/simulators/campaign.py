@@ -23,7 +23,8 @@ import numpy as np
 
 from shard_gym.errors import CorruptFile, ShardGymError, SimulatorError
 from shard_gym.files import read_json, write_whole
-from shard_gym.measurements import KINDS, Measurements, repeat_noise
+from shard_gym.measurements import KINDS, Measurements
+from shard_gym.repeats import repeat_noise
 from shard_gym.simulators.fbgemm import Bench, Settings, simulator_id
 from shard_gym.simulators.host import hardware, pinned, versions
 from shard_gym.simulators.operator import require

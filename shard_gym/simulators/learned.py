@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.resources import as_file, files
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,13 @@ TABLES, DIMS, FAR = range(3)  # the columns of an embedding before the network's
 OWN = 3
 AT_ONCE = 2048  # shards decoded in one go: what they need stays in the cache
 FARTHEST = 3.0  # distances count up to here in the spread
+
+
+@cache
+def shipped(name: str) -> Weights:
+    """The weights that come with the package, such as "cpu-v1" of `learned:cpu-v1`."""
+    with as_file(files("shard_gym") / "cost_models" / "weights" / f"{name}.safetensors") as path:
+        return Weights.load(path)
 
 
 class Learned(FastSimulator):

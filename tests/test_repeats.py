@@ -1,0 +1,54 @@
+"""Shards measured more than once."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shard_gym.errors import InvalidPool
+from shard_gym.repeats import MIN_SHARED, at_pace_of, merged, pace, repeat_noise
+from tests.test_measurements import measured
+
+SHARDS = [([1], [4]), ([2], [4]), ([1], [4]), ([1], [8])]
+
+
+def test_noise_is_the_difference_between_repeats():
+    noise = repeat_noise(measured([1.0, 5.0, 1.1, 9.0], SHARDS))
+    assert noise["pairs"] == 1
+    assert noise["median_relative_difference"] == pytest.approx(0.1 / 1.05, rel=1e-5)
+    assert noise["mean_relative_difference"] == pytest.approx(0.1 / 1.05, rel=1e-5)
+    assert noise["relative_std"] == pytest.approx(0.1 / 1.05 / 0.954, rel=1e-3)
+    assert repeat_noise(measured([1.0, 2.0])) == {"pairs": 0}
+
+
+def test_all_pairs_of_three_repeats_count():
+    noise = repeat_noise(measured([1.0, 1.0, 3.0], [([1], [4])] * 3))
+    assert noise["pairs"] == 3 and noise["mean_relative_difference"] == pytest.approx(2 / 3)
+
+
+def test_merged_shards_have_mean_times_and_the_unmeasured_are_left_out():
+    once = merged(measured([1.0, 5.0, 2.0, np.nan], SHARDS))
+    assert once.forward_ms.tolist() == [1.5, 5.0] and once.backward_ms.tolist() == [15, 50]
+    assert [once.key(i) for i in range(2)] == [("metasyn_0_856", (1,), (4,)), ("metasyn_0_856", (2,), (4,))]
+
+
+@given(st.floats(0.2, 5), st.integers(0, 100))
+def test_a_campaign_on_a_slower_day_is_brought_to_the_pace_of_another(slower, seed):
+    rng = np.random.default_rng(seed)
+    times = rng.uniform(1, 9, MIN_SHARED + 10)
+    other = measured(times * slower)
+    assert pace(other, measured(times[:MIN_SHARED])) == pytest.approx(slower, rel=1e-5)
+    (found,) = at_pace_of(measured(times), [other])
+    assert np.allclose(found.forward_ms, times, rtol=1e-5) and found.card["pace"] == pytest.approx(slower, rel=1e-5)
+
+
+def test_one_odd_measurement_does_not_change_the_pace():
+    times = np.ones(MIN_SHARED)
+    odd = times.copy()
+    odd[0] = 50
+    assert pace(measured(odd), measured(times)) == 1
+
+
+def test_campaigns_that_share_too_little_have_no_common_pace():
+    with pytest.raises(InvalidPool, match="measure some shards of each again"):
+        pace(measured([1.0, 2.0]), measured(np.ones(40)))
