@@ -21,11 +21,14 @@ EACH = 100  # shards of each file; their median ratio is known to about 1.25 * 6
 def some(measured: Measurements, count: int, seed: int = 0) -> Measurements:
     """Different shards of a campaign, times removed."""
     keys = {measured.key(i): i for i in np.flatnonzero(np.isfinite(measured.total_ms)).tolist()}
-    picked = np.random.default_rng(seed).permutation(list(keys.values()))[:count]
-    blank = dict.fromkeys(
-        ("forward_ms", "backward_ms", "forward_spread", "backward_spread"), np.full(len(picked), np.nan)
-    )
-    return replace(measured.take(np.sort(picked)), card={}, **blank)
+    return blank(measured.take(np.sort(np.random.default_rng(seed).permutation(list(keys.values()))[:count])))
+
+
+def blank(measured: Measurements) -> Measurements:
+    """The shards without their times."""
+    unknown = np.full(len(measured), np.nan)
+    times = ("forward_ms", "backward_ms", "forward_spread", "backward_spread")
+    return replace(measured, card={}, **dict.fromkeys(times, unknown))
 
 
 def main() -> None:

@@ -24,7 +24,15 @@ def _fbgemm(device: str) -> Simulator:
     return Fbgemm(Settings(device=device))
 
 
+def _learned(name: str) -> Simulator:
+    """A fit that is shipped."""
+    from shard_gym.simulators.learned import Learned, shipped
+
+    return Learned(shipped(name))
+
+
 _BUILDERS |= {f"fbgemm:{device}": partial(_fbgemm, device) for device in ("cpu", "cuda")}
+_BUILDERS |= {f"learned:{name}": partial(_learned, name) for name in ("cpu-v1", "cpu-judge-v1")}
 
 
 def registered() -> tuple[str, ...]:

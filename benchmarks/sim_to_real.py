@@ -1,0 +1,211 @@
+"""Predicted against measured makespans of whole plans: `python -m benchmarks.sim_to_real choose`, then measure.
+
+`choose` writes plans of 50 tasks by four solvers, with what the planner predicts, to measurements/cpu-plans.json, and
+their shards to `--shards`, with some that tell the machine's pace. These are then measured in three runs, each in a
+shuffled order of its own:
+
+    shard-gym measure --shard-file SHARDS --seed 1 ... --out RUN1
+
+`python -m benchmarks.fidelity` tells what came out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measured import FOLDER, pace_file
+from benchmarks.pace import blank
+from benchmarks.searched import shards_of
+from shard_gym import simulators, suites
+from shard_gym.errors import CorruptFile
+from shard_gym.files import read_json, write_whole
+from shard_gym.measurements import Measurements
+from shard_gym.plan import Plan
+from shard_gym.repeats import at_pace_of
+from shard_gym.tasks import Task
+from shard_gym_agents import make
+
+SCHEMA = "shard-gym/chosen-plans/1"
+PLANS, RUNS, PACE = FOLDER / "cpu-plans.json", [FOLDER / f"cpu-plans-{i}.npz" for i in (1, 2, 3)], pace_file()
+SUITE, POOL, TASKS = "tight-80x8", "metasyn_3_856", 50
+SOLVERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "random": ("random", {}),
+    "lookup-greedy": ("lookup-greedy", {}),
+    "cost-greedy": ("cost-greedy", {}),
+    "local-search, 1 s": ("local-search", {"budget": 1.0}),
+}
+CLOSE = 0.02  # predicted makespans this near to each other count as close
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """Plans of T tasks by S solvers: predicted makespans (T, S), and each device measured R times (R, T, S, K); ms."""
+
+    planner: str
+    solvers: tuple[str, ...]
+    predicted: np.ndarray
+    devices: np.ndarray
+
+    @property
+    def runs(self) -> np.ndarray:
+        """Makespan in each run, (R, T, S): the largest of K noisy times, so somewhat too long."""
+        return self.devices.max(axis=-1)
+
+    @property
+    def measured(self) -> np.ndarray:
+        """Makespan of each device's mean over the runs, (T, S)."""
+        return self.devices.mean(axis=0).max(axis=-1)
+
+
+def tasks() -> list[Task]:
+    """80 tables of dim 16 or 32 on 8 devices, as MetaSyn-80x8 has them, from a pool that no fit has seen."""
+    return [
+        replace(
+            task,
+            tables=task.tables.with_(dtype=("fp16",) * task.num_tables),
+            memory=(2**50,) * task.num_devices,
+            objective="kernel",
+            optimizer="sgd",
+            accounting="weights",
+        )
+        for task in suites.get(SUITE).tasks("test")[:TASKS]
+    ]
+
+
+def choose(planner: simulators.Simulator) -> tuple[dict[str, Any], Measurements]:
+    """The plans with their predicted makespans, and their shards, not measured yet."""
+    plans, shards = [], {}
+    for number, task in enumerate(tasks()):
+        for name, (solver, settings) in SOLVERS.items():
+            plan = make(solver, **settings)(task, planner)
+            predicted = float(planner.latency(task, np.array(plan.device)).makespan("kernel"))
+            plans.append({"task": number, "solver": name, "predicted": predicted, "device": list(plan.device)})
+            shards |= dict.fromkeys(shards_of(task, plan))
+    chosen = {"schema": SCHEMA, "planner": planner.id, "suite": SUITE, "plans": plans}
+    return chosen, Measurements.unmeasured(POOL, list(shards), kind="searched")
+
+
+def outcome(plans: Path = PLANS, runs: Sequence[Path] = RUNS, reference: Path = PACE) -> Outcome:
+    """What the chosen plans took in each run, at the pace of the reference."""
+    chosen = read_json(plans)
+    if chosen.get("schema") != SCHEMA:
+        raise CorruptFile(f"{plans} does not hold plans of schema {SCHEMA}")
+    known, solvers = tasks(), tuple(SOLVERS)
+    predicted = np.full((len(known), len(solvers)), np.nan)
+    devices = np.zeros((len(runs), *predicted.shape, known[0].num_devices))
+    times = [_times(run) for run in at_pace_of(Measurements.load(reference), [Measurements.load(p) for p in runs])]
+    for entry in chosen["plans"]:
+        at = entry["task"], solvers.index(entry["solver"])
+        predicted[at] = entry["predicted"]
+        shards = list(shards_of(known[entry["task"]], Plan(tuple(entry["device"]))))
+        for r, of in enumerate(times):
+            devices[(r, *at)][: len(shards)] = [of[shard] for shard in shards]
+    return Outcome(chosen["planner"], solvers, predicted, devices)
+
+
+def _times(measured: Measurements) -> dict[Any, float]:
+    """(tables, dims) of a shard -> ms, of one run."""
+    return {measured.key(i)[1:]: float(ms) for i, ms in enumerate(measured.total_ms)}
+
+
+def figures(found: Outcome) -> dict[str, Any]:
+    """Optimism, speedup, order and regret."""
+    predicted, measured, runs = found.predicted, found.measured, found.runs
+    chosen = measured[np.arange(len(measured)), predicted.argmin(axis=1)]
+    rows = [
+        {
+            "solver": name,
+            "predicted_ms": float(predicted[:, s].mean()),
+            "measured_ms": float(measured[:, s].mean()),
+            "optimism": float((measured[:, s] / predicted[:, s] - 1).mean()),
+            "optimism_error": float((measured[:, s] / predicted[:, s]).std() / np.sqrt(len(measured))),
+            "optimism_by_run": (runs / predicted - 1)[:, :, s].mean(axis=1).tolist(),
+            "predicted_speedup": float((predicted[:, 0] / predicted[:, s]).mean()),
+            "measured_speedup": float((measured[:, 0] / measured[:, s]).mean()),
+        }
+        for s, name in enumerate(found.solvers)
+    ]
+    return {
+        "planner": found.planner,
+        "tasks": len(measured),
+        "runs": len(runs),
+        "rows": rows,
+        "order": order(predicted, measured),
+        "order_of_runs": order(runs[0], found.devices[1:].mean(axis=0).max(axis=-1)),
+        "regret": float((chosen / measured.min(axis=1) - 1).mean()),
+    }
+
+
+def order(believed: np.ndarray, true: np.ndarray) -> dict[str, float]:
+    """Share of pairs of plans of a task that both put in the same order: of all, and of those believed to be close."""
+    pairs = list(combinations(range(believed.shape[1]), 2))
+    one, other = (np.array(side) for side in zip(*pairs, strict=True))
+    gap = believed[:, one] / believed[:, other] - 1
+    same = np.sign(gap) == np.sign(true[:, one] - true[:, other])
+    close = abs(gap) < CLOSE
+    return {
+        "all": float(same.mean()),
+        "far": float(same[~close].mean()) if (~close).any() else float("nan"),
+        "close": float(same[close].mean()) if close.any() else float("nan"),
+        "share_close": float(close.mean()),
+    }
+
+
+def markdown(found: dict[str, Any]) -> list[str]:
+    """A section of the fidelity page."""
+    lines = [
+        "## From predicted to measured plans",
+        "",
+        f"{found['tasks']} tasks of 80 unseen tables on 8 devices, plans by {found['planner']} chosen before anything "
+        f"was measured; their shards measured in {found['runs']} runs, each in an order of its own. Measured: the "
+        "slowest device by the mean over the runs. Optimism: measured over predicted makespan, minus 1, ± standard "
+        "error over tasks; a single run overstates it, being the largest of eight noisy times.",
+        "",
+        "| plans by | predicted, ms | measured, ms | optimism | each run | predicted speedup | measured speedup |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for r in found["rows"]:
+        runs = ", ".join(f"{x:+.1%}" for x in r["optimism_by_run"])
+        lines.append(
+            f"| {r['solver']} | {r['predicted_ms']:.2f} | {r['measured_ms']:.2f} | {r['optimism']:+.1%} ± "
+            f"{r['optimism_error']:.1%} | {runs} | {r['predicted_speedup']:.3f} | {r['measured_speedup']:.3f} |"
+        )
+    told, between = found["order"], found["order_of_runs"]
+    return [
+        *lines,
+        "",
+        f"Of two plans of a task the planner names the faster one in {told['all']:.1%} of pairs: {told['far']:.1%} of "
+        f"those that it holds to be more than {CLOSE:.0%} apart, {told['close']:.1%} of the rest "
+        f"({told['share_close']:.0%} of pairs). One run against the mean of the others agrees on {between['all']:.1%}. "
+        f"The plan predicted to be fastest takes {found['regret']:.2%} longer than the one measured to be.",
+        "",
+    ]
+
+
+def main() -> None:
+    """Choose the plans."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=["choose"])
+    parser.add_argument("--planner", default="learned:cpu-v1")
+    parser.add_argument("--shards", type=Path, required=True, help="file of the shards to measure")
+    options = parser.parse_args()
+    chosen, shards = choose(simulators.make(options.planner))
+    lines = ",\n".join(json.dumps(plan) for plan in chosen.pop("plans"))
+    write_whole(PLANS, f'{json.dumps(chosen)[:-1]}, "plans": [\n{lines}\n]}}\n')
+    yardstick = Measurements.load(PACE)
+    yardstick = yardstick.take(yardstick.pool == yardstick.pools.index(POOL))
+    shards = Measurements.concat([shards, blank(yardstick)])
+    shards.save(options.shards)
+    print(f"{len(shards)} shards to measure in {options.shards}")
+
+
+if __name__ == "__main__":
+    main()
