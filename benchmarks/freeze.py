@@ -23,6 +23,7 @@ from shard_gym.tables import GB, TablePool
 from shard_gym.tasks import Task
 from shard_gym_agents import make
 
+OWN = [suite for suite in SUITES.values() if not suite.bank]  # the others show the tasks of one of these
 DATA = Path(__file__).parent.parent / "shard_gym" / "data"
 POOLS = [(0, 856), (1, 856), (2, 856), (3, 856), (4, 1000), (5, 1000), (6, 1000)]
 REFERENCE_PLANS = 1_000
@@ -39,7 +40,7 @@ def freeze_pools() -> None:
 def freeze_banks() -> None:
     """Write every suite's tasks: table ids, dims, and capacities where they depend on the task."""
     bank: dict[str, np.ndarray] = {}
-    for number, suite in enumerate(SUITES.values()):
+    for number, suite in enumerate(OWN):
         for split, count in _counts(suite).items():
             rng = np.random.default_rng([2021, number, SPLITS.index(split)])
             pool = load_metasyn(*suite.pools[SPLITS.index(split)])
@@ -62,7 +63,7 @@ def freeze_references() -> None:
     table binds, for suites and simulators that lack it."""
     path = DATA / "references.npz"
     known = dict(np.load(path)) if path.exists() else {}
-    for number, suite in enumerate(SUITES.values()):
+    for number, suite in enumerate(OWN):
         for simulator_id in {suite.planner, suite.judge}:
             simulator = simulators.make(simulator_id)
             for split in SPLITS:

@@ -4,15 +4,36 @@ from importlib.util import find_spec
 
 from shard_gym import simulators, suites
 from shard_gym.errors import ShardGymError
+from shard_gym.own_tables import make_task
 from shard_gym.plan import Plan
 from shard_gym.tables import TablePool, make_pool
 from shard_gym.tasks import Constraints, Task
 
 __version__ = "0.1.0"
-__all__ = ["Constraints", "Plan", "ShardGymError", "TablePool", "Task", "make_pool", "simulators", "suites"]
+__all__ = [
+    "Constraints",
+    "Plan",
+    "ShardGymError",
+    "TablePool",
+    "Task",
+    "make_pool",
+    "make_task",
+    "simulators",
+    "suites",
+]
 
 if find_spec("gymnasium"):  # a bare host that only measures has none
     import gymnasium
 
     for _suite in suites.SUITES.values():
-        gymnasium.register(_suite.env_id, entry_point="shard_gym.env:make_env", kwargs={"suite": _suite.key})
+        gymnasium.register(
+            _suite.env_id,
+            entry_point="shard_gym.env:make_env",
+            vector_entry_point="shard_gym.vector_env:make_vector_env",
+            kwargs={"suite": _suite.key},
+        )
+    gymnasium.register(  # tasks drawn from a user's own tables
+        "ShardGym-Own",
+        entry_point="shard_gym.own_env:make_own_env",
+        vector_entry_point="shard_gym.own_env:make_own_vector_env",
+    )

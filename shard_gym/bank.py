@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from shard_gym import suites
+from shard_gym.episodes import Prepared
 from shard_gym.errors import InvalidTask, UnknownName
+from shard_gym.nodes import Nodes
+from shard_gym.simulators import Simulator
 from shard_gym.suites import SPLITS, Suite
 from shard_gym.tables import FEATURES
 from shard_gym.tasks import Task
@@ -29,12 +33,14 @@ class Bank:
     scaling: tuple[np.ndarray, np.ndarray] = _UNSCALED
     suite: Suite | None = None
     split: str = "train"  # of the suite
+    split_action: bool = False  # whether episodes may halve tables, where their task allows splits
 
     def __post_init__(self) -> None:
         if not self.tasks or not all(isinstance(task, Task) for task in self.tasks):
-            raise InvalidTask(f"an environment needs at least one shard_gym.Task, got {self.tasks!r:.80}")
+            raise InvalidTask(f"tasks are a suite's name or at least one shard_gym.Task, got {self.tasks!r:.80}")
         if len(devices := {task.num_devices for task in self.tasks}) > 1:
             raise InvalidTask(f"tasks of one environment have the same number of devices, got {sorted(devices)}")
+        _check_scaling(self.scaling)
 
     @classmethod
     def of(cls, tasks: str | Suite | Bank | Sequence[Task], split: str) -> Bank:
@@ -46,15 +52,42 @@ class Bank:
         if isinstance(tasks, Task):
             return cls((tasks,))
         if not isinstance(tasks, str | Suite):
-            return cls(tuple(tasks))
+            return cls(tuple(tasks) if isinstance(tasks, Iterable) else (tasks,))
         suite = suites.get(tasks) if isinstance(tasks, str) else tasks
-        return cls(suite.tasks(split), suite.feature_scaling(), suite, split)
+        return cls(suite.tasks(split), suite.feature_scaling(), suite, split, suite.split_action)
 
     def standardised(self, task: Task) -> np.ndarray:
         """Features of a task's tables by the scaling, (N, 21) float32."""
         mean, deviation = self.scaling
         return ((task.tables.features() - mean) / np.where(deviation > 0, deviation, 1)).astype(np.float32)
 
-    def random_makespan(self, index: int) -> float | None:
-        """Mean makespan of random plans of a task, ms, as frozen with the suite; None outside suites."""
-        return None if self.suite is None else float(self.suite.random_makespans(self.split)[index])
+    def random_makespan(self, index: int, simulator_id: str) -> float | None:
+        """Mean makespan of random plans of a task, ms, where a suite holds it for that simulator; else None."""
+        if self.suite is None:
+            return None
+        try:
+            return float(self.suite.random_makespans(self.split, simulator_id)[index])
+        except UnknownName:
+            return None
+
+    def most_nodes(self) -> int:
+        """Nodes of the task that has the most of them; its tables where there are no split actions."""
+        return max(len(Nodes.of(task, self.split_action)) for task in self.tasks)
+
+    def prepared(self, task: Task, simulator: Simulator, index: int | None = None) -> Prepared:
+        """A task for episodes; `index` is its place in the bank, if it is there and rewards need its reference."""
+        nodes = Nodes.of(task, self.split_action)
+        reference = None if index is None else self.random_makespan(index, simulator.id)
+        return Prepared(nodes, simulator, self.standardised(nodes.pieces), self.split_action, reference)
+
+
+def _check_scaling(scaling: Any) -> None:
+    try:
+        values = np.array(scaling, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidTask(f"scaling is two arrays of {len(FEATURES)} numbers: {error}") from error
+    if values.shape != (2, len(FEATURES)) or not np.isfinite(values).all() or (values[1] < 0).any():
+        raise InvalidTask(
+            f"scaling is the mean and the deviation of {len(FEATURES)} features, finite, deviations not negative; "
+            f"got {values!r:.80}"
+        )

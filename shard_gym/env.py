@@ -12,12 +12,16 @@ from gymnasium import spaces
 
 from shard_gym import rewards, simulators
 from shard_gym.bank import Bank
-from shard_gym.episodes import FIXED_ORDERS, ORDERS, Episode, Prepared, State, hashed, shuffled, task_index
+from shard_gym.canvas import Window
+from shard_gym.drawing import picture
+from shard_gym.episodes import FIXED_ORDERS, ORDERS, Episode, hashed, shuffled, task_index
 from shard_gym.errors import InvalidTask, ShardGymError, UnknownName
-from shard_gym.observations import OBSERVATIONS
+from shard_gym.nodes import Nodes
+from shard_gym.observations import OBSERVATIONS, SPLIT_OBSERVATIONS
 from shard_gym.render import describe
 from shard_gym.rewards import REWARDS
 from shard_gym.simulators import FastSimulator, Simulator
+from shard_gym.states import AnyState, SplitState, State
 from shard_gym.suites import Suite
 from shard_gym.tasks import Task
 
@@ -30,7 +34,7 @@ class NoEpisode(ShardGymError, gym.error.ResetNeeded):
 
 
 class BadAction(ShardGymError, gym.error.InvalidAction):
-    """An action is not the index of a device."""
+    """An action is none of the environment's."""
 
 
 class ShardingEnv(gym.Env[Any, Any]):
@@ -49,6 +53,13 @@ class ShardingEnv(gym.Env[Any, Any]):
     penalty comes at the end. `action_masks()`, and `info["action_mask"]` after `reset` and `step`, say where
     it fits; all ones when it fits nowhere.
 
+    **Splits.** `-Split` ids, and a `Bank` with `split_action`, have `Discrete(K + 1)`: action K halves the next
+    table's columns. Its two halves are tables like any other: they wait their turn in the episode's order, never
+    before the table they come from, and may be halved again, three times in all, while their columns stay a
+    multiple of 4. The task says which tables may be split (`splits_allowed`, `no_split`). The mask is [K + 1], its
+    last entry 1 where a split is legal; where the table fits nowhere but may be split, only the split is 1.
+    An illegal split is no error: the table goes to the device with the most free bytes, ties to the lowest index.
+
     **Observations.** `observation="table"` (default) is `Box[22]`: the 21 features of the next table,
     standardised by constants from the suite's training tables, and the share of tables placed. It does not
     show the devices, so it is *not* Markov: use a recurrent policy. At the end: zeros and 1. `"full"` is a
@@ -61,25 +72,38 @@ class ShardingEnv(gym.Env[Any, Any]):
     `sizes` [N] (bytes over the largest device's), `device` [N] (-1: not placed), `order` [N] (table of each
     step, -1: padding), `position` [1], `capacity` and `speed` [K], `action_mask` [K].
 
+    With split actions halves count as tables in all of them: the share placed is of the tables and halves that
+    there are by now, and `remaining` is over what there was before any split (so it may exceed 1), its last entry
+    the dearer of the next one and of the tables still whole. `"set"` lists nodes instead of tables: table by table,
+    the whole table, then a half, a quarter and an eighth of it, as far as it may be split. `left` [M] is how many
+    pieces of each wait, `placed` [M, K] how many each device holds, `position` where in `order` the next one is.
+
     **Rewards** are 0 before the end. `reward="balance"` (default of kernel suites): the fastest over the
     slowest device's computation, or -max_k((used - capacity) / capacity) when a device is over. `"latency"`
     (default of iteration suites): -makespan / reference, or -(R + overshoot), where R is the worst device
-    holding everything, over the reference; a suite's reference is the mean makespan of random plans, any
-    other task's is that worst device. A feasible plan is never held to be worse than R, so every infeasible
-    end scores below every feasible one. `"dense"` pays at each step what the partial plan's score changed; it
-    sums to `"latency"`. A broken constraint of the task counts as an overshoot of one.
+    holding everything, over the reference; a suite's reference is the mean makespan of random plans where it is
+    frozen for the simulator (it is for planner and judge), any
+    other task's is that worst device (neither splits). A feasible plan is never held to be worse than R, so every
+    infeasible end scores below every feasible one. `"dense"` pays at each step what the partial plan's score
+    changed, nothing for a split; it sums to `"latency"`. A broken constraint of the task counts as an overshoot
+    of one.
 
-    **Ends.** `terminated` with the last table, never `truncated`. The last `info` holds `plan`, `latency`,
-    `makespan` (ms), `balance`, `feasible` (memory and constraints), `task` (its hash), and where the simulator
-    knows them the slowest device's `spread` (ms) and `distance` (of its tables from those fitted; 0 inside).
+    **Ends.** `terminated` with the last table, never `truncated`. The last `info` holds `plan` (with its splits),
+    `latency`, `makespan` (ms), `balance`, `feasible` (memory and constraints), `task` (its hash), and where the
+    simulator knows them the slowest device's `spread` (ms) and `distance` (of its tables from those fitted;
+    0 inside).
+
+    **Devices** may differ in memory and speed (`Task.memory`, `Task.speed`) and share links in groups
+    (`Task.links`). Masks follow memory, costs speed and links; `"full"` and `"set"` show memory and speed.
 
     **Arguments.** `tasks`: a suite's name, tasks, or a `Bank`, which may scale features (raw by default).
     `split`: "train", "val" or "test". `simulator`: an id or a simulator; the suite's planner by default. One
     that is not fast serves "table" and "set"; give it `order="size"`, or it costs every table alone first.
-    `render_mode="ansi"`: text.
+    `render_mode`: "ansi" (text), "rgb_array" (a picture), or "human" (a window, drawn after `reset` and `step`);
+    pictures need pygame, `pip install "shard-gym[render]"`.
     """
 
-    metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012  # gymnasium's own declaration
+    metadata = {"render_modes": ["ansi", "rgb_array", "human"], "render_fps": 8}  # noqa: RUF012  # gymnasium's own declaration
 
     def __init__(
         self,
@@ -95,25 +119,27 @@ class ShardingEnv(gym.Env[Any, Any]):
         suite, task = bank.suite, bank.tasks[0]
         default_reward = "balance" if task.objective == "kernel" else "latency"
         default_order = "size" if suite and suite.name.startswith("Tight") else "cost"
+        default_simulator = suite.planner if suite else DEFAULT_SIMULATOR
         self.observation = _known("observation", observation, OBSERVATIONS)
-        self.reward = _known("reward", reward or default_reward, REWARDS)
-        self.order = _known("order", order or default_order, ORDERS)
+        self.reward = _known("reward", default_reward if reward is None else reward, REWARDS)
+        self.order = _known("order", default_order if order is None else order, ORDERS)
         self._fixed_order = "given" if self.order == "random" else self.order
         self.render_mode = _known("render_mode", render_mode, (None, *self.metadata["render_modes"]))
-        wanted = simulator or (suite.planner if suite else DEFAULT_SIMULATOR)
-        self.simulator = simulators.make(wanted) if isinstance(wanted, str) else wanted
+        self.simulator = _simulator(default_simulator if simulator is None else simulator)
         if observation == "full" and not isinstance(self.simulator, FastSimulator):
             raise InvalidTask(f'"full" shows embeddings and {self.simulator.id} has none: use "table" or "set"')
-        self.most_tables = max(t.num_tables for t in bank.tasks)
-        self._dense, self._shown = self.reward == "dense", OBSERVATIONS[observation]
+        self.most_nodes, shows = bank.most_nodes(), SPLIT_OBSERVATIONS if bank.split_action else OBSERVATIONS
+        self._dense, self._shown = self.reward == "dense", shows[observation]
         self._observe, self._track = self._shown.observe, self._dense or self._shown.needs_sums
         self._prepared: dict[int, Episode] = {}
         self._seed, self._episode = -1, 0
-        self._state: State | None = None
+        self._state: AnyState | None = None
+        self._window: Window | None = None
         self._paid = 0.0  # dense rewards of this episode so far
         self.num_devices = task.num_devices
-        self.action_space = spaces.Discrete(task.num_devices)
-        self.observation_space = self._shown.space(self._prepare(task, _OUTSIDE), self.most_tables)
+        self._actions = self.num_devices + bank.split_action
+        self.action_space = spaces.Discrete(self._actions)
+        self.observation_space = self._shown.space(bank.prepared(task, self.simulator), self.most_nodes)
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin the next episode, the first one of `seed`, or that of `options={"task": task}`."""
@@ -122,40 +148,62 @@ class ShardingEnv(gym.Env[Any, Any]):
             self._seed, self._episode = seed, 0
         elif self._seed < 0:
             self._seed = int(self.np_random.integers(2**63))
-        state = self._state = State.start(self._next(options or {}), self._track)
+        begin = SplitState.start if self.bank.split_action else State.start
+        state = self._state = begin(self._next({} if options is None else options), self._track)
         self._paid = 0.0
-        return self._observe(state, self.most_tables), {"action_mask": state.mask()}
+        if self.render_mode == "human":
+            self.render()
+        return self._observe(state, self.most_nodes), {"action_mask": state.mask()}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Put the next table on device `action`."""
+        """Put the next table on device `action`; with split actions K halves it."""
         state = self._state
         if state is None or state.done:
             self._refuse_step()
         if action.__class__ is not int:
-            action = _index(action, self.num_devices)
-        if not 0 <= action < self.num_devices:
-            raise BadAction(f"action {action} is no device: choose one of 0..{self.num_devices - 1}")
+            action = self._index(action)
+        if not 0 <= action < self._actions:
+            raise BadAction(f"there is no action {action}: {self._choices()}")
         state.place(action)
-        shown = self._observe(state, self.most_tables)
+        if self.render_mode == "human":
+            self.render()
+        shown = self._observe(state, self.most_nodes)
         if state.done:
-            end = rewards.outcome(state)
-            reward = rewards.end_reward(self.reward, state, end) - self._paid
-            return shown, reward, True, False, end.info(state)
+            p = state.episode.prepared
+            end = rewards.outcome(p.task, state.plan(), state.latency(), state.free)
+            reward = rewards.end_reward(self.reward, p, end) - self._paid
+            return shown, reward, True, False, end.info(p, state.mask())
         return shown, self._pay(state) if self._dense else 0.0, False, False, {"action_mask": state.mask()}
 
     def action_masks(self) -> np.ndarray:
-        """Where the next table fits, bool (K,); all ones when it fits nowhere. The name is sb3-contrib's."""
+        """`info["action_mask"]` as bools: where the next table fits. The name is sb3-contrib's."""
         return self._started().mask().astype(bool)
 
-    def render(self) -> str | None:  # type: ignore[override]
-        """The devices as text, if the environment was made with render_mode="ansi"."""
+    def render(self) -> str | np.ndarray | None:  # type: ignore[override]
+        """The devices and the next table: text, a picture (height, width, 3) uint8, or None and it is on the screen."""
         if self.render_mode is None:
-            gym.logger.warn('render() shows nothing: make the environment with render_mode="ansi"')
+            gym.logger.warn('render() shows nothing: make the environment with render_mode="ansi", or another one')
             return None
-        return describe(self._started())
+        state, suite = self._started(), self.bank.suite
+        if self.render_mode == "ansi":
+            return describe(state)
+        drawn = picture(state, suite.name if suite else "ShardGym")
+        if self.render_mode == "rgb_array":
+            return drawn.pixels()
+        self._window = self._window or Window("ShardGym")
+        self._window.show(drawn, self.metadata["render_fps"])
+        return None
+
+    def close(self) -> None:
+        """Close the window, if there is one."""
+        if self._window is not None:
+            self._window.close()
+            self._window = None
 
     def _next(self, options: Mapping[str, Any]) -> Episode:
         """The episode to play now, its task prepared once if it is in the bank."""
+        if not isinstance(options, Mapping):
+            raise InvalidTask(f"reset options are a dict, {{'task': a shard_gym.Task}}, got {options!r:.80}")
         for option in options.keys() - {"task"}:
             raise UnknownName("reset option", option, ["task"])
         number, given = self._episode, options.get("task")
@@ -166,36 +214,47 @@ class ShardingEnv(gym.Env[Any, Any]):
             index = self._find(given)
         episode = self._prepared.get(index)
         if episode is None:
-            prepared = self._prepare(self.bank.tasks[index] if given is None else given, index)
+            inside = index != _OUTSIDE and self.reward != "balance"
+            task = self.bank.tasks[index] if given is None else given
+            prepared = self.bank.prepared(task, self.simulator, index if inside else None)
             episode = Episode(prepared, FIXED_ORDERS[self._fixed_order](prepared))
         if index != _OUTSIDE:
             self._prepared[index] = episode
         if self.order == "random":
-            return Episode(episode.prepared, shuffled(len(episode.order), hashed(self._seed, number)))
+            p = episode.prepared
+            tables = shuffled(p.task.num_tables, hashed(self._seed, number))
+            return Episode(p, p.nodes.by_table(tables))
         return episode
 
     def _find(self, task: Any) -> int:
         """Where a task of the caller's is in the bank."""
         if not isinstance(task, Task) or task.num_devices != self.num_devices:
             raise InvalidTask(f"options['task'] must be a shard_gym.Task with {self.num_devices} devices")
-        if self.observation == "set" and task.num_tables > self.most_tables:
-            raise InvalidTask(f'"set" shows {self.most_tables} tables at most, not {task.num_tables}')
+        nodes = len(Nodes.of(task, self.bank.split_action))
+        if self.observation == "set" and nodes > self.most_nodes:
+            kind = "tables and halves" if self.bank.split_action else "tables"
+            raise InvalidTask(f'"set" shows {self.most_nodes} {kind} at most, not {nodes}')
         return next((i for i, t in enumerate(self.bank.tasks) if t == task), _OUTSIDE)
 
-    def _prepare(self, task: Task, index: int) -> Prepared:
-        frozen = index != _OUTSIDE and self.reward != "balance"
-        random_makespan = self.bank.random_makespan(index) if frozen else None
-        return Prepared(task, self.simulator, self.bank.standardised(task), random_makespan)
-
-    def _pay(self, state: State) -> float:
+    def _pay(self, state: AnyState) -> float:
         """The dense reward of a step, kept so that all of them sum to the end's."""
         before, self._paid = self._paid, rewards.return_so_far(state)
         return self._paid - before
 
-    def _started(self) -> State:
+    def _started(self) -> AnyState:
         if self._state is None:
             raise NoEpisode("there is no episode yet: call reset() first")
         return self._state
+
+    def _index(self, action: Any) -> int:
+        try:
+            return operator.index(action)
+        except TypeError as error:
+            raise BadAction(f"an action is an int, not {action!r:.80}: {self._choices()}") from error
+
+    def _choices(self) -> str:
+        split = f", or {self.num_devices} to split the table" if self.bank.split_action else ""
+        return f"choose a device, 0..{self.num_devices - 1}{split}"
 
     def _refuse_step(self) -> NoReturn:
         self._started()
@@ -216,13 +275,13 @@ def make_env(
 
 
 def _known(kind: str, name: Any, valid: Any) -> Any:
-    if name not in valid:
+    if name not in tuple(valid):
         raise UnknownName(kind, name, valid)
     return name
 
 
-def _index(action: Any, devices: int) -> int:
-    try:
-        return operator.index(action)
-    except TypeError as error:
-        raise BadAction(f"an action is one of the ints 0..{devices - 1}, got {action!r:.80}") from error
+def _simulator(wanted: Any) -> Simulator:
+    made = simulators.make(wanted) if isinstance(wanted, str) else wanted
+    if isinstance(made, type) or not isinstance(made, Simulator):
+        raise UnknownName("simulator", wanted, simulators.registered())
+    return made

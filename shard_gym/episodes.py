@@ -1,4 +1,7 @@
-"""One episode: which task it draws, its tables in their order, and the devices they are put on."""
+"""One episode: which task it draws, and its tables in their order.
+
+Where split actions may halve tables, episodes go over nodes (see `shard_gym.nodes`); elsewhere nodes are tables.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from shard_gym.memory import table_bytes
+from shard_gym.nodes import Nodes
 from shard_gym.simulators import FastSimulator, Latency, Simulator, single_costs
 from shard_gym.tasks import Task
 
@@ -17,6 +21,7 @@ Whole = TypeVar("Whole", int, np.ndarray)
 
 _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15
+COST_GRAIN = 2.0**20  # what remains is summed in multiples of 1/COST_GRAIN ms
 
 
 def task_index(seed: Whole, episode: Whole, num_tasks: int) -> Whole:
@@ -38,37 +43,74 @@ def _mix(z: Whole) -> Whole:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A task with what all its episodes share; arrays are in the order of its tables."""
+    """A task with what all its episodes share; arrays are in the order of its nodes."""
 
-    task: Task
+    nodes: Nodes
     simulator: Simulator
-    features: np.ndarray  # (N, 21) float32, standardised
+    features: np.ndarray  # (M, 21) float32, standardised
+    split_action: bool = False
     random_makespan: float | None = None  # of a suite's task
 
     @cached_property
+    def task(self) -> Task:
+        """The task, its tables whole."""
+        return self.nodes.task
+
+    @cached_property
+    def num_actions(self) -> int:
+        """The devices, and one more to split where there are split actions."""
+        return self.task.num_devices + self.split_action
+
+    @cached_property
     def sizes(self) -> np.ndarray:
-        """Bytes of each table on its device, (N,) int64."""
-        return table_bytes(self.task)
+        """Bytes of a piece of each node on its device, (M,) int64."""
+        return table_bytes(self.nodes.pieces)
 
     @cached_property
     def embedding(self) -> np.ndarray | None:
-        """What each table adds to its device's sum, (N, H); None if the simulator has no embeddings."""
-        return self.simulator.embed(self.task) if isinstance(self.simulator, FastSimulator) else None
+        """What a piece of each node adds to its device's sum, (M, H); None if the simulator has no embeddings."""
+        return self.simulator.embed(self.nodes.pieces) if isinstance(self.simulator, FastSimulator) else None
 
     @cached_property
     def alone(self) -> np.ndarray:
-        """Predicted makespan of each table alone on the first device, ms (N,)."""
-        return single_costs(self.simulator, self.task)
+        """Predicted makespan of a piece of each node alone on the first device, ms (M,)."""
+        return single_costs(self.simulator, self.nodes.pieces)
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """What a waiting piece of each node counts for in `remaining`, (M, 4): pieces, single cost, bytes, columns.
+
+        Costs are multiples of 1/COST_GRAIN, so that sums are exact in any order.
+        """
+        cost = np.rint(self.alone * COST_GRAIN) / COST_GRAIN
+        return np.stack([np.ones(len(cost)), cost, self.sizes, self.nodes.pieces.tables.dim], axis=1)
+
+    @cached_property
+    def total_cost(self) -> float:
+        """Summed single costs of all tables, ms; never 0, as it is divided by."""
+        return max(float(self.alone[self.nodes.whole].sum()), 1e-12)
+
+    @cached_property
+    def even_share(self) -> np.ndarray:
+        """An even share of all tables' embeddings on each device, (H,); never 0, as it is divided by."""
+        assert self.embedding is not None
+        share = np.abs(self.embedding[self.nodes.whole]).sum(axis=0) / self.task.num_devices
+        return np.where(share > 0, share, 1)
+
+    @cached_property
+    def speed(self) -> np.ndarray:
+        """Speed of each device over the fastest one's, (K,) float64."""
+        return np.array(self.task.speed) / max(self.task.speed)
 
     @cached_property
     def worst(self) -> float:
-        """Makespan of all tables on one device, whichever device makes it longest, ms."""
+        """Makespan of all tables, whole, on one device, whichever device makes it longest, ms."""
         task, devices = self.task, self.task.num_devices
         if self.embedding is None:
             placements = np.repeat(np.arange(devices)[:, None], task.num_tables, axis=1)
             latency = self.simulator.latency(task, placements)
         else:
-            latency = self.decode(np.eye(devices)[:, :, None] * self.embedding.sum(axis=0))
+            latency = self.decode(np.eye(devices)[:, :, None] * self.embedding[self.nodes.whole].sum(axis=0))
         return float(latency.makespan(task.objective).max())
 
     @cached_property
@@ -84,15 +126,15 @@ class Prepared:
 
 
 def _by_cost(prepared: Prepared) -> np.ndarray:
-    return np.argsort(-prepared.alone, kind="stable")
+    return np.argsort(-prepared.nodes.clamped(prepared.alone), kind="stable")
 
 
 def _by_size(prepared: Prepared) -> np.ndarray:
-    return np.argsort(-prepared.sizes, kind="stable")
+    return np.argsort(-prepared.nodes.clamped(prepared.sizes), kind="stable")
 
 
 def _as_given(prepared: Prepared) -> np.ndarray:
-    return np.arange(prepared.task.num_tables)
+    return np.arange(len(prepared.nodes))
 
 
 Order = Callable[[Prepared], np.ndarray]
@@ -113,15 +155,29 @@ def shuffled(num_tables: int, key: int) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Episode:
-    """The tables of a task in the order they are placed."""
+    """The nodes of a task in the order their pieces are placed; a node comes after the one it is half of."""
 
     prepared: Prepared
-    order: np.ndarray  # (N,) index of the table placed at each step
+    order: np.ndarray  # (M,) node at each position of the queue
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Bytes of the table placed at each step."""
+        """Bytes of a piece at each position."""
         return self.prepared.sizes[self.order].tolist()
+
+    @cached_property
+    def halves(self) -> list[int]:
+        """Position where the halves of a piece at each position wait; -1 where it must not be split."""
+        nodes, where = self.prepared.nodes, np.empty(len(self.order), np.int64)
+        where[self.order] = np.arange(len(self.order))
+        after = where[np.minimum(self.order + 1, len(nodes) - 1)]
+        return np.where(nodes.may_split[self.order], after, -1).tolist()
+
+    @cached_property
+    def tables(self) -> list[int]:
+        """The table that waits, whole, at each position when the episode begins; -1 where none does."""
+        nodes = self.prepared.nodes
+        return np.where(nodes.level == 0, nodes.table, -1)[self.order].tolist()
 
     @cached_property
     def everywhere(self) -> np.ndarray:
@@ -130,7 +186,10 @@ class Episode:
 
     @cached_property
     def rows(self) -> np.ndarray:
-        """The "table" observation of each step, the last one for the end, (N + 1, 22) float32."""
+        """The "table" observation at each position, the last one for the end, (M + 1, 22) float32.
+
+        With split actions the last column, the share placed, depends on the splits: see `SplitState.row`.
+        """
         n = len(self.order)
         rows = np.zeros((n + 1, self.prepared.features.shape[1] + 1), np.float32)
         rows[:n, :-1] = self.prepared.features[self.order]
@@ -139,7 +198,7 @@ class Episode:
 
     @cached_property
     def remaining(self) -> np.ndarray:
-        """What is left at each step as shares of the task, (N + 1, 5) float32.
+        """What is left at each step as shares of the task, (N + 1, 5) float32; without split actions.
 
         Tables, their summed single cost, bytes and columns; the dearest table left over the dearest of all.
         """
@@ -150,64 +209,16 @@ class Episode:
         left[:n, 4] = np.maximum.accumulate(columns[::-1, 1])[::-1]
         return (left / np.where(left[0] > 0, left[0], 1)).astype(np.float32)
 
+    @cached_property
+    def dearest(self) -> np.ndarray:
+        """With split actions, the last of what remains: at each position the largest single cost of the piece there
+        and of the tables still whole, over that of all tables, (M + 1,) float64, 0 at the end."""
+        alone, whole = self.prepared.alone[self.order], self.prepared.nodes.level[self.order] == 0
+        later = np.maximum.accumulate(np.where(whole, alone, 0)[::-1])[::-1]
+        dearest = np.append(np.maximum(alone, later), 0.0)
+        return dearest / (later[0] or 1.0)
 
-@dataclass(slots=True)
-class State:
-    """How far an episode has come; plain ints and lists, so that a step costs a few microseconds."""
-
-    episode: Episode
-    free: list[int]  # bytes left on each device; negative when over
-    least: int  # the smallest of them
-    placed: list[int]  # device of each step so far
-    sums: np.ndarray | None  # (K, H) running sums of embeddings, if each step needs them
-
-    @classmethod
-    def start(cls, episode: Episode, track: bool) -> State:
-        """Nothing placed; `track` keeps the running sums."""
-        memory, embedding = episode.prepared.task.memory, episode.prepared.embedding
-        sums = np.zeros((len(memory), embedding.shape[1])) if track and embedding is not None else None
-        return cls(episode, list(memory), min(memory), [], sums)
-
-    @property
-    def done(self) -> bool:
-        """Every table is placed."""
-        return len(self.placed) == len(self.episode.order)
-
-    def place(self, device: int) -> None:
-        """Put the next table on a device, whether it fits or not."""
-        position, episode = len(self.placed), self.episode
-        self.placed.append(device)
-        self.free[device] = room = self.free[device] - episode.sizes[position]
-        if room < self.least:
-            self.least = room
-        if self.sums is not None:
-            self.sums[device] += episode.prepared.embedding[episode.order[position]]  # type: ignore[index]
-
-    def mask(self) -> np.ndarray:
-        """Where the next table fits, a fresh (K,) int8; all ones when it fits nowhere."""
-        position, episode = len(self.placed), self.episode
-        if position == len(episode.sizes) or self.least >= episode.sizes[position]:
-            return episode.everywhere.copy()
-        size = episode.sizes[position]
-        fits = [room >= size for room in self.free]
-        # through a bytearray: twice as fast as np.array(fits, np.int8), and as writable
-        return np.frombuffer(bytearray(fits), np.int8) if True in fits else episode.everywhere.copy()
-
-    def placement(self) -> np.ndarray:
-        """Device of each table, in the order of the task; (N,) int64, -1 where not placed."""
-        device = np.full(len(self.episode.order), -1)
-        device[self.episode.order[: len(self.placed)]] = self.placed
-        return device
-
-    def latency(self) -> Latency:
-        """What the tables placed so far cost."""
-        prepared = self.episode.prepared
-        if prepared.embedding is None:
-            return prepared.simulator.latency(prepared.task, self.placement())
-        return prepared.decode(self._device_sums(prepared.embedding) if self.sums is None else self.sums)
-
-    def _device_sums(self, embedding: np.ndarray) -> np.ndarray:
-        # memory.device_sums for one plan, eight times as fast; the sums are exact, so a product will do
-        on_device = np.zeros((len(self.free), len(embedding)))
-        on_device[self.placed, self.episode.order[: len(self.placed)]] = 1
-        return on_device @ embedding
+    @cached_property
+    def total(self) -> np.ndarray:
+        """Summed `values` of all tables, whole: what `remaining` begins with, (4,)."""
+        return self.prepared.values[self.prepared.nodes.whole].sum(axis=0)

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from shard_gym.episodes import Prepared, State
+from shard_gym.episodes import Prepared
+from shard_gym.nodes import MOST_HALVINGS
+from shard_gym.states import AnyState, SplitState, State
 from shard_gym.tables import FEATURES
 
 WIDTH = len(FEATURES) + 1
@@ -18,10 +20,10 @@ INF = np.inf
 
 @dataclass(frozen=True)
 class Observation:
-    """One way to show a state; `space` takes a prepared task and the most tables a task has."""
+    """One way to show a state; `space` takes a prepared task and the most nodes a task has."""
 
     space: Callable[[Prepared, int], spaces.Space]
-    observe: Callable[[State, int], Any]
+    observe: Callable[[Any, int], Any]
     needs_sums: bool = False  # each step asks the simulator
 
 
@@ -37,82 +39,104 @@ def table_space(prepared: Prepared, most: int) -> spaces.Box:
     return spaces.Box(low, high, dtype=np.float32)
 
 
-def table(state: State, most: int) -> np.ndarray:
+def table(state: AnyState, most: int) -> np.ndarray:
     """The next table's 21 standardised features and the share of tables placed, (22,)."""
-    return state.episode.rows[len(state.placed)].copy()
+    return state.row()
 
 
 def full_space(prepared: Prepared, most: int) -> spaces.Dict:
     """The next table, each device's load, what remains."""
     devices, width = prepared.task.num_devices, 4 + prepared.embedding.shape[1]  # type: ignore[union-attr]
+    most_left = INF if prepared.split_action else 1  # splits add to it
     return spaces.Dict(
         table=table_space(prepared, most),
         devices=_box(-INF, INF, devices, width),
-        remaining=_box(0, 1, 5),
-        action_mask=_box(0, 1, devices, dtype=np.int8),
+        remaining=_box(0, most_left, 5),
+        action_mask=_box(0, 1, prepared.num_actions, dtype=np.int8),
     )
 
 
-def full(state: State, most: int) -> dict[str, np.ndarray]:
+def full(state: AnyState, most: int) -> dict[str, np.ndarray]:
     """The next table, each device's load, what remains; units are shares of the task."""
     return {
-        "table": table(state, most),
+        "table": state.row(),
         "devices": _devices(state),
-        "remaining": state.episode.remaining[len(state.placed)].copy(),
+        "remaining": state.remaining(),
         "action_mask": state.mask(),
     }
 
 
-def _devices(state: State) -> np.ndarray:
+def _devices(state: AnyState) -> np.ndarray:
     """Used and free memory, predicted cost, speed, summed embedding of each device, (K, 4 + H)."""
     p, sums = state.episode.prepared, state.sums
-    assert sums is not None and p.embedding is not None
-    task, devices = p.task, p.task.num_devices
-    free, even_share = (
-        np.array(state.free),
-        np.abs(p.embedding).sum(axis=0) / devices,
-    )  # of each embedding column
-    shown = np.empty((devices, 4 + sums.shape[1]), np.float32)
+    assert sums is not None
+    task, free = p.task, np.array(state.free)
+    shown = np.empty((len(free), 4 + sums.shape[1]), np.float32)
     shown[:, 0] = 1 - free / task.capacity
     shown[:, 1] = free / max(task.memory)
-    shown[:, 2] = state.latency().cost(task.objective) * devices / max(p.alone.sum(), 1e-12)
-    shown[:, 3] = np.array(task.speed) / max(task.speed)
-    shown[:, 4:] = sums / np.where(even_share > 0, even_share, 1)
+    shown[:, 2] = state.latency().cost(task.objective) * len(free) / p.total_cost
+    shown[:, 3] = p.speed
+    shown[:, 4:] = sums / p.even_share
     return shown
 
 
 def set_space(prepared: Prepared, most: int) -> spaces.Dict:
     """All tables and where they are, padded to `most` tables."""
-    devices = prepared.task.num_devices
-    return spaces.Dict(
-        tables=_box(-INF, INF, most, WIDTH - 1),
-        sizes=_box(0, INF, most),
-        device=_box(-1, devices - 1, most, dtype=np.int64),
-        order=_box(-1, most - 1, most, dtype=np.int64),
-        position=_box(0, most, 1, dtype=np.int64),
-        capacity=_box(0, 1, devices),
-        speed=_box(0, 1, devices),
-        action_mask=_box(0, 1, devices, dtype=np.int8),
-    )
+    return _listed_space(prepared, most, device=_box(-1, prepared.task.num_devices - 1, most, dtype=np.int64))
 
 
 def set_(state: State, most: int) -> dict[str, np.ndarray]:
     """All tables, where they are, their order and the devices; past the last table is padding."""
+    device = np.full(most, -1)
+    device[: len(state.episode.order)] = state.placement()
+    return _listed(state, most, device=device)
+
+
+def split_set_space(prepared: Prepared, most: int) -> spaces.Dict:
+    """All nodes and where their pieces are, padded to `most` nodes."""
+    pieces, devices = 2**MOST_HALVINGS, prepared.task.num_devices
+    left, placed = _box(0, pieces, most, dtype=np.int8), _box(0, pieces, most, devices, dtype=np.int8)
+    return _listed_space(prepared, most, left=left, placed=placed)
+
+
+def split_set(state: SplitState, most: int) -> dict[str, np.ndarray]:
+    """All nodes, how many of their pieces wait and are on each device, their order; past the last node is padding."""
+    left, placed = np.zeros(most, np.int8), np.zeros((most, len(state.free)), np.int8)
+    left[state.episode.order] = [len(pieces) for pieces in state.waiting]
+    np.add.at(placed, (state.nodes, state.placed), 1)
+    return _listed(state, most, left=left, placed=placed)
+
+
+def _listed_space(prepared: Prepared, most: int, **where: spaces.Space) -> spaces.Dict:
+    devices = prepared.task.num_devices
+    shown: dict[str, spaces.Space] = {
+        "tables": _box(-INF, INF, most, WIDTH - 1),
+        "sizes": _box(0, INF, most),
+        **where,
+        "order": _box(-1, most - 1, most, dtype=np.int64),
+        "position": _box(0, most, 1, dtype=np.int64),
+        "capacity": _box(0, 1, devices),
+        "speed": _box(0, 1, devices),
+        "action_mask": _box(0, 1, prepared.num_actions, dtype=np.int8),
+    }
+    return spaces.Dict(list(shown.items()))  # a dict would be sorted
+
+
+def _listed(state: AnyState, most: int, **where: np.ndarray) -> dict[str, np.ndarray]:
     p, n = state.episode.prepared, len(state.episode.order)
-    task, largest = p.task, max(p.task.memory)
+    largest = max(p.task.memory)
     shown = {
         "tables": np.zeros((most, WIDTH - 1), np.float32),
         "sizes": np.zeros(most, np.float32),
-        "device": np.full(most, -1),
+        **where,
         "order": np.full(most, -1),
-        "position": np.array([len(state.placed)]),
-        "capacity": (task.capacity / largest).astype(np.float32),
-        "speed": (np.array(task.speed) / max(task.speed)).astype(np.float32),
+        "position": np.array([state.position]),
+        "capacity": (p.task.capacity / largest).astype(np.float32),
+        "speed": p.speed.astype(np.float32),
         "action_mask": state.mask(),
     }
     shown["tables"][:n] = p.features
     shown["sizes"][:n] = p.sizes / largest
-    shown["device"][:n] = state.placement()
     shown["order"][:n] = state.episode.order
     return shown
 
@@ -122,3 +146,4 @@ OBSERVATIONS = {
     "full": Observation(full_space, full, needs_sums=True),
     "set": Observation(set_space, set_),
 }
+SPLIT_OBSERVATIONS = OBSERVATIONS | {"set": Observation(split_set_space, split_set)}  # with split actions

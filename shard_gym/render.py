@@ -1,14 +1,66 @@
-"""An episode as text."""
+"""An episode as text, and what a picture of it tells in words."""
 
 from __future__ import annotations
 
-from shard_gym.episodes import State
+from dataclasses import dataclass
+
+import numpy as np
+
+from shard_gym.memory import table_bytes
+from shard_gym.states import AnyState
 from shard_gym.tables import GB
 
 _BAR = 30  # characters of the longest bar
+_UNITS = {"GB": GB, "MB": 2**20, "kB": 2**10}
 
 
-def describe(state: State) -> str:
+@dataclass(frozen=True)
+class Waiting:
+    """What is still to be placed: the table that comes next, or the piece of one, and how much there is in all."""
+
+    name: str
+    rows: int
+    dim: int
+    pooling: float
+    size: int  # bytes on its device
+    alone: float | None  # ms on a device of its own; None where the simulator would have to measure it
+    shares: np.ndarray  # (2, 17) of the rows touched, and of the lookups, by uses of a row in a batch
+    count: int  # tables that wait, this one among them
+    total: int  # bytes of all that wait
+
+
+def waiting(state: AnyState) -> Waiting | None:
+    """What is still to be placed; None at the end."""
+    if state.done:
+        return None
+    p, node = state.episode.prepared, int(state.episode.order[state.position])
+    tables, level, plan = p.nodes.pieces.tables, int(p.nodes.level[node]), state.plan()
+    left = np.array(plan.device) < 0
+    return Waiting(
+        name=tables.name[node] if level == 0 else f"1/{2**level} of {tables.name[node]}",
+        rows=int(tables.rows[node]),
+        dim=int(tables.dim[node]),
+        pooling=float(tables.pooling[node]),
+        size=int(p.sizes[node]),
+        alone=None if p.embedding is None else float(p.alone[node]),
+        shares=np.stack([tables.uses[node], tables.accesses[node]]),
+        count=int(left.sum()),
+        total=int(table_bytes(p.task.split(plan.splits))[left].sum()),
+    )
+
+
+def in_units(size: float) -> str:
+    """A number of bytes for people."""
+    unit, name = unit_of(size)
+    return f"{size / unit:.3g} {name}"
+
+
+def unit_of(size: float) -> tuple[int, str]:
+    """The unit that a number of bytes is best told in, and its name."""
+    return next(((unit, name) for name, unit in _UNITS.items() if size >= unit), (1, "bytes"))
+
+
+def describe(state: AnyState) -> str:
     """One line a device: its tables, memory, and predicted cost as a bar; then the next table."""
     task = state.episode.prepared.task
     cost = state.latency().cost(task.objective)
@@ -22,11 +74,9 @@ def describe(state: State) -> str:
     return "\n".join([*lines, _next_table(state)])
 
 
-def _next_table(state: State) -> str:
-    position, episode = len(state.placed), state.episode
-    if state.done:
+def _next_table(state: AnyState) -> str:
+    table = waiting(state)
+    if table is None:
         return "all tables are placed"
-    i = int(episode.order[position])
-    tables, size = episode.prepared.task.tables, episode.sizes[position]
-    kind = f"{tables.rows[i]:,} rows of {tables.dim[i]}, pooling {tables.pooling[i]:.1f}, {size / GB:.3f} GB"
-    return f"next: {tables.name[i]!r} ({kind}), {position + 1} of {len(episode.order)}"
+    kind = f"{table.rows:,} rows of {table.dim}, pooling {table.pooling:.1f}, {table.size / GB:.3f} GB"
+    return f"next: {table.name!r} ({kind}), {len(state.placed) + 1} of {state.num_pieces}"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from shard_gym.episodes import State
+from shard_gym.episodes import Prepared
+from shard_gym.errors import SimulatorError
 from shard_gym.memory import overshoot
 from shard_gym.plan import Plan, violations
 from shard_gym.simulators import Latency
-from shard_gym.tasks import Constraints
+from shard_gym.states import AnyState
+from shard_gym.tasks import Constraints, Task
 
 REWARDS = ("balance", "latency", "dense")
 _UNCONSTRAINED = Constraints()
@@ -27,18 +31,18 @@ class Outcome:
     balance: float
     excess: float  # 0 if the plan can be used; else how badly it breaks memory and constraints
 
-    def info(self, state: State) -> dict[str, Any]:
+    def info(self, prepared: Prepared, mask: np.ndarray) -> dict[str, Any]:
         """The final info of the environment; "spread" and "distance" are the slowest device's, where known."""
         told = {
-            "action_mask": state.mask(),
+            "action_mask": mask,
             "plan": self.plan,
             "latency": self.latency,
             "makespan": self.makespan,
             "balance": self.balance,
             "feasible": self.excess == 0,
-            "task": state.episode.prepared.task.hash,
+            "task": prepared.task.hash,
         }
-        slowest = self.latency.cost(state.episode.prepared.task.objective).argmax()
+        slowest = self.latency.cost(prepared.task.objective).argmax()
         for name in ("spread", "distance"):
             values = getattr(self.latency, name)
             if values is not None:
@@ -46,24 +50,23 @@ class Outcome:
         return told
 
 
-def outcome(state: State) -> Outcome:
-    """Judge a finished episode."""
-    task, latency = state.episode.prepared.task, state.latency()
-    plan = Plan(tuple(state.placement().tolist()))
+def outcome(task: Task, plan: Plan, latency: Latency, free: Sequence[int]) -> Outcome:
+    """Judge a finished episode; `free` is what each device has left, in bytes, negative when over."""
     makespan, balance = float(latency.makespan(task.objective)), float(latency.balance)
-    return Outcome(plan, latency, makespan, balance, _excess(state, plan))
+    if not math.isfinite(makespan):
+        raise SimulatorError(f"the simulator gives this plan a makespan of {makespan} ms")
+    return Outcome(plan, latency, makespan, balance, _excess(task, plan, free))
 
 
-def _excess(state: State, plan: Plan) -> float:
+def _excess(task: Task, plan: Plan, free: Sequence[int]) -> float:
     """max_k (used_k - capacity_k) / capacity_k if positive, and one for each broken constraint."""
-    task = state.episode.prepared.task
-    if state.least >= 0 and task.constraints == _UNCONSTRAINED:
+    if min(free) >= 0 and task.constraints == _UNCONSTRAINED:
         return 0.0
-    free = np.array(state.free)
-    over = max(0.0, float(overshoot(task, task.capacity - free)))
+    room = np.array(free)
+    over = max(0.0, float(overshoot(task, task.capacity - room)))
     if task.constraints == _UNCONSTRAINED:
         return over
-    return over + len(violations(task, plan)) - int((free < 0).sum())  # violations names each full device too
+    return over + len(violations(task, plan)) - int((room < 0).sum())  # violations names each full device too
 
 
 def balance_reward(balance: Any, excess: Any) -> Any:
@@ -74,22 +77,21 @@ def balance_reward(balance: Any, excess: Any) -> Any:
 def latency_reward(makespan: Any, excess: Any, worst: Any, reference: Any) -> Any:
     """Minus the makespan over the reference; a plan that cannot be used scores below every one that can.
 
-    Hence no usable plan may cost more than all tables on one device (`worst`). The roofline's never do, since
-    its costs grow with every sum; where a fitted simulator predicts more, `worst` counts.
+    Hence no usable plan may cost more than all tables on one device (`worst`). Without splits the roofline's never
+    do, since its costs grow with every sum; where halves or a fitted simulator cost more, `worst` counts.
     """
     feasible = np.minimum(makespan, worst) / reference
     return -np.where(np.asarray(excess) > 0, worst / reference + excess, feasible)
 
 
-def end_reward(name: str, state: State, end: Outcome) -> float:
+def end_reward(name: str, prepared: Prepared, end: Outcome) -> float:
     """The whole return of an episode under any of the rewards: "dense" sums to "latency"."""
     if name == "balance":
         return float(balance_reward(end.balance, end.excess))
-    p = state.episode.prepared
-    return float(latency_reward(end.makespan, end.excess, p.worst, p.reference))
+    return float(latency_reward(end.makespan, end.excess, prepared.worst, prepared.reference))
 
 
-def return_so_far(state: State) -> float:
+def return_so_far(state: AnyState) -> float:
     """The "dense" rewards of an unfinished episode, summed: its partial plan, whether or not it fits."""
     p = state.episode.prepared
     makespan = state.latency().makespan(p.task.objective)

@@ -45,11 +45,18 @@ class Suite:
     speed: tuple[float, ...] = ()
     links: Links | None = None
     splits_allowed: bool = False
+    bank: str = ""  # key of the suite whose tasks, scaling and references these are; "": its own
+    split_action: bool = False  # its environment may halve the next table's columns
 
     @property
     def key(self) -> str:
         """Lower-case name, as command lines take it."""
         return self.name.lower()
+
+    @property
+    def frozen_as(self) -> str:
+        """The key of its data."""
+        return self.bank or self.key
 
     @property
     def env_id(self) -> str:
@@ -67,27 +74,28 @@ class Suite:
 
     def num_tasks(self, split: str = "train") -> int:
         """How many tasks a split has."""
-        return len(_data("banks.npz")[f"{self.key}/{_known(split)}/tables"])
+        return len(_data("banks.npz")[f"{self.frozen_as}/{_known(split)}/tables"])
 
     def bound_share(self) -> float:
         """Share of test tasks bound by one table: alone it takes 95 % of cost-greedy's makespan; by the planner."""
-        return float(_data("references.npz")[f"{self.key}/bound/{self.planner}"])
+        return float(_data("references.npz")[f"{self.frozen_as}/bound/{self.planner}"])
 
     def random_makespans(self, split: str = "test", simulator_id: str | None = None) -> np.ndarray:
         """Mean makespan of 1,000 random feasible plans of each task, frozen; by the judge unless another is named.
 
-        A task that no known plan solves without splits takes uniform plans, full devices or not.
+        Plans have no splits, those of a -Split suite neither. A task that no known plan solves without them takes
+        uniform plans, full devices or not.
         """
-        key = f"{self.key}/{_known(split)}/{simulator_id or self.judge}"
+        key = f"{self.frozen_as}/{_known(split)}/{simulator_id or self.judge}"
         frozen = _data("references.npz")
         if key not in frozen:
-            known = [k.rsplit("/", 1)[1] for k in frozen if k.startswith(f"{self.key}/{split}/")]
+            known = [k.rsplit("/", 1)[1] for k in frozen if k.startswith(f"{self.frozen_as}/{split}/")]
             raise UnknownName(f"simulator with a random reference on {self.key}", simulator_id or self.judge, known)
         return frozen[key]
 
     def feature_scaling(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation (21,) of the training tables' features; deviations of zero are given as 1."""
-        mean, deviation = _data("banks.npz")[f"{self.key}/scaling"]
+        mean, deviation = _data("banks.npz")[f"{self.frozen_as}/scaling"]
         return mean, deviation
 
 
@@ -115,8 +123,8 @@ def _data(name: str) -> Mapping[str, np.ndarray]:
 @cache
 def _tasks(suite: Suite, split: str) -> tuple[Task, ...]:
     bank = _data("banks.npz")
-    ids, dims = (bank[f"{suite.key}/{split}/{column}"] for column in ("tables", "dims"))
-    per_task_bytes = bank.get(f"{suite.key}/{split}/memory")
+    ids, dims = (bank[f"{suite.frozen_as}/{split}/{column}"] for column in ("tables", "dims"))
+    per_task_bytes = bank.get(f"{suite.frozen_as}/{split}/memory")
     pool = load_metasyn(*suite.pools[SPLITS.index(split)])
     memory = np.array(suite.memory_gb) * GB
     tasks = []
@@ -190,4 +198,13 @@ def _core_suites() -> list[Suite]:
     ]
 
 
+def _split_suites(bases: dict[str, Suite]) -> list[Suite]:
+    """Tasks of other suites, with an action that halves the next table's columns."""
+    return [
+        replace(bases[key], name=f"{bases[key].name}-Split", bank=key, splits_allowed=True, split_action=True)
+        for key in ("mixed-10to59x4", "mixed-20to119x8", "tightmix-80x8", "prod-1000x128")
+    ]
+
+
 SUITES: dict[str, Suite] = {suite.key: suite for suite in (*_parity_suites(), *_core_suites())}
+SUITES |= {suite.key: suite for suite in _split_suites(SUITES)}

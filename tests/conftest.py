@@ -1,8 +1,12 @@
+import os
+
 import numpy as np
 import pytest
 
 from shard_gym import Task, make_pool, simulators
 from shard_gym.tables import GB
+
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # windows that tests open stay off the screen
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import numpy as np
 
 import shard_gym
+from shard_gym.bank import Bank
 from shard_gym.env import ShardingEnv
 from shard_gym.simulators import FastSimulator, Latency
 from shard_gym.tasks import Task
@@ -40,6 +41,12 @@ def tiny_task(**settings):
 
 def tiny_env(task=None, **settings):
     return ShardingEnv(tasks=[task or tiny_task()], **{"simulator": PoolingMs(), **settings})
+
+
+def split_env(task, **settings):
+    """An environment whose last action halves the next table."""
+    bank = Bank((task,), split_action=True)
+    return ShardingEnv(bank, **{"simulator": PoolingMs(), "reward": "balance", **settings})
 
 
 def play(env, actions, **reset):

@@ -26,7 +26,7 @@ unbounded_features = pytest.mark.filterwarnings("ignore:.*(Box observation space
 def test_every_id_passes_the_checkers(key):
     sb3 = pytest.importorskip("stable_baselines3.common.env_checker")
     env = gym.make(suites.get(key).env_id, render_mode="ansi").unwrapped
-    check_env(env)
+    check_env(env, skip_render_check=True)  # tests/test_render.py has it
     sb3.check_env(env)
 
 
@@ -36,7 +36,7 @@ def test_every_id_passes_the_checkers(key):
 def test_every_observation_passes_the_checkers(key, observation):
     sb3 = pytest.importorskip("stable_baselines3.common.env_checker")
     env = gym.make(suites.get(key).env_id, observation=observation, render_mode="ansi")
-    check_env(env.unwrapped)
+    check_env(env.unwrapped, skip_render_check=True)
     sb3.check_env(env.unwrapped)
     flat = FlattenObservation(env)
     assert flat.reset(seed=0)[0] in flat.observation_space

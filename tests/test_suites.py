@@ -1,4 +1,5 @@
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -52,6 +53,10 @@ FROZEN = {
     "tightmix-80x8": "c67f322ce2e85398",
     "hetero-80x8": "4c99276ee398fff3",
     "prod-1000x128": "0cc3922a71a02edb",
+    "mixed-10to59x4-split": "81e7244e1c24a407",
+    "mixed-20to119x8-split": "ec243a22882e4fe9",
+    "tightmix-80x8-split": "e02a24d9b3b4c4b9",
+    "prod-1000x128-split": "8ec590a11d66fa29",
 }
 
 
@@ -109,6 +114,22 @@ def test_autoshards_setting():
     assert (task.num_tables, task.num_devices, task.batch, task.memory[0]) == (80, 8, 65_536, 7 * GB)
     assert set(task.tables.dim.tolist()) == {16, 32} and set(task.tables.dtype) == {"fp16"}
     assert (table_bytes(task) == task.tables.weight_bytes).all()
+
+
+@pytest.mark.parametrize("key", [k for k in SUITES if k.endswith("-split")])
+def test_split_suites_show_the_tasks_of_their_base(key):
+    suite, base = SUITES[key], SUITES[key.removesuffix("-split")]
+    assert suite.env_id == f"{base.env_id}-Split" and (suite.split_action, base.split_action) == (True, False)
+    for split in SPLITS:
+        assert suite.num_tasks(split) == base.num_tasks(split)
+        np.testing.assert_array_equal(suite.random_makespans(split), base.random_makespans(split))
+    np.testing.assert_array_equal(suite.feature_scaling(), base.feature_scaling())
+    assert suite.bound_share() == base.bound_share()
+    for ours, theirs in zip(suite.tasks("val"), base.tasks("val"), strict=True):
+        assert ours == replace(theirs, splits_allowed=True, name=theirs.name.replace(base.key, key))
+        assert ours != theirs
+    with pytest.raises(UnknownName, match=f"{key} 'roofline:h200-v1'; choose one of: roofline:"):
+        suite.random_makespans("test", "roofline:h200-v1")
 
 
 @pytest.mark.parametrize(("key", "factor"), [("tight-80x8", 1.05), ("tightmix-80x8", 1.02)])

@@ -14,13 +14,11 @@ from pathlib import Path
 import numpy as np
 
 import shard_gym_agents
-from shard_gym import simulators, suites
-from shard_gym.dlrm_datasets import read_pool
+from shard_gym import make_task, simulators, suites
 from shard_gym.errors import CorruptFile, InvalidTask, ShardGymError
 from shard_gym.evaluate import describe, replay, score
 from shard_gym.memory import device_bytes
 from shard_gym.plan import Plan
-from shard_gym.pool_files import load_pool
 from shard_gym.simulators import Simulator
 from shard_gym.tables import GB
 from shard_gym.tasks import OBJECTIVES, OPTIMIZERS, Task
@@ -158,16 +156,12 @@ def _task_of_tables(options: argparse.Namespace) -> Task:
     """All tables of a file on equal devices, for one step of the batch that the file describes."""
     if not options.devices or not options.memory_gb:
         raise InvalidTask("--tables needs --devices K and --memory-gb G, the devices and what each has for tables")
-    path = Path(options.tables)
-    tables = read_pool(path) if path.name.lower().endswith((".pt", ".pt.gz")) else load_pool(path)
-    return Task(
-        tables,
-        memory=(options.memory_gb * GB,) * options.devices,
+    return make_task(
+        options.tables,
+        options.devices,
+        options.memory_gb,
         objective=options.objective,
-        batch=tables.reference_batch,
         optimizer=options.optimizer,
-        accounting="training",
-        name=path.name,
     )
 
 

@@ -1,0 +1,217 @@
+"""What a step of the vector environment costs, against the number of environments and the size of the task.
+
+    python -m benchmarks.vector_throughput [--repeats 15]
+
+Writes benchmarks/results/vector.md, .png and .svg. On one core, each case in a process of its own, by
+`gym.make_vec` with default arguments, whose observations are copies. Takes about ten minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from benchmarks.throughput import ONE_THREAD, positive
+from benchmarks.vector_steps import Player, calls, make, rates
+from shard_gym import suites
+from shard_gym.files import write_whole
+
+PAGE = Path(__file__).parent / "results" / "vector.md"
+SMALL, OBSERVATIONS = "MetaSyn-80x8", ("table", "full", "set")
+SIMULATORS = ("learned:cpu-v1", "roofline:rtx2080ti-x4-v1")  # one that is fitted, one that is not
+MANY = 1024
+ENVIRONMENTS = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536)
+DEVICES = tuple(range(8, 81, 8))
+OTHERS = ("Core-80x8", "Tight-80x8", "Hetero-80x8", "Mixed-10to59x4", "Mixed-10to59x4-Split", "Prod-1000x128")
+LONG_RUN = 10_000_000  # steps
+
+
+@dataclass(frozen=True)
+class Case:
+    """One environment to measure."""
+
+    name: str
+    num_envs: int
+    observation: str
+    simulator: str  # id
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Arguments of `gym.make_vec`."""
+        return {"observation": self.observation, "simulator": self.simulator}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What was found; rates in million steps a second."""
+
+    case: Case
+    median: float
+    best: float
+    bytes_each: float  # that one more environment takes, its share of the first episode's arrays with it
+
+
+def planner(name: str) -> str:
+    """The simulator of an id."""
+    return suites.get(name).planner
+
+
+def cases() -> Iterator[Case]:
+    """All that is measured but the long run."""
+    for observation in OBSERVATIONS:
+        for simulator in dict.fromkeys((planner(SMALL), *SIMULATORS)):
+            yield Case(SMALL, MANY, observation, simulator)
+    for observation in OBSERVATIONS[:2]:
+        yield from (Case(name, MANY, observation, planner(name)) for name in OTHERS)
+        yield from (Case(SMALL, n, observation, planner(SMALL)) for n in ENVIRONMENTS if n != MANY)
+        yield from (Case(f"MetaSyn-{10 * k}x{k}", MANY, observation, planner(SMALL)) for k in DEVICES[1:])
+
+
+def measured(case: Case, repeats: int) -> Cost:
+    """One case, in the process that it was sent to."""
+    before = resident_bytes()
+    few = make(case.name, 1, **case.settings)  # what tasks and libraries take belongs to no environment
+    base = resident_bytes() - before
+    del few
+    env = make(case.name, case.num_envs, **case.settings)
+    player = Player(env, calls(env, suites.get(case.name).num_tables))
+    found = rates(player, repeats) / 1e6
+    each = (resident_bytes() - before - base) / case.num_envs
+    return Cost(case, float(sorted(found)[len(found) // 2]), float(found.max()), each)
+
+
+def growth(case: Case) -> tuple[float, float]:
+    """Megabytes of the process after a first episode, and their growth over the long run, as a share."""
+    env = make(case.name, case.num_envs, **case.settings)
+    player = Player(env, calls(env, suites.get(case.name).num_tables))
+    for _ in range(5):
+        player.rate()
+    first = resident_bytes()
+    for _ in range(-(-LONG_RUN // (player.count * env.num_envs))):
+        player.rate()
+    return first / 1e6, resident_bytes() / first - 1
+
+
+def resident_bytes() -> int:
+    """Memory of this process, of which only Linux tells."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def page(costs: list[Cost], grown: dict[str, tuple[float, float]], repeats: int) -> str:
+    """The report."""
+    small = [cost for cost in costs if cost.case.name == SMALL and cost.case.num_envs == MANY]
+    others = [cost for cost in costs if cost.case.name in OTHERS]
+    by_n = [cost for cost in costs if cost.case.name == SMALL and cost.case.simulator == planner(SMALL)]
+    by_size = [c for c in costs if c.case.name.startswith("MetaSyn") and c.case.num_envs == MANY and c not in small]
+    memory = [
+        f"- `{observation}`: {megabytes:.0f} MB, then {100 * share:+.2f} %"
+        for observation, (megabytes, share) in grown.items()
+    ]
+    return "\n".join(
+        [
+            "# Steps of the vector environment",
+            "",
+            f"`python -m benchmarks.vector_throughput`, one core of {processor()}, Python {platform.python_version()}.",
+            f"Million steps a second of CPU time, median and best of up to {repeats} repeats; steps that only begin an",
+            "episode take time but do not count. Bytes: what one more environment takes of the process's memory.",
+            "",
+            f"## {SMALL}, {MANY:,} environments",
+            "",
+            *table(small, ("observation", "simulator")),
+            "",
+            "![cost of a step](vector.png)",
+            "",
+            "## Other suites",
+            "",
+            *table(others, ("name", "observation")),
+            "",
+            "## By the number of environments",
+            "",
+            *table(sorted(by_n, key=lambda c: (c.case.observation, c.case.num_envs)), ("observation", "num_envs")),
+            "",
+            "## By the size of the task",
+            "",
+            *table(by_size, ("name", "observation")),
+            "",
+            f"## Memory over {LONG_RUN:,} steps",
+            "",
+            *memory,
+            "",
+        ]
+    )
+
+
+def table(costs: list[Cost], columns: tuple[str, ...]) -> list[str]:
+    """Rows of Markdown."""
+    head = [*columns, "median M/s", "best M/s", "us a call", "bytes"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(columns) + "|---:" * 4 + "|"]
+    for cost in costs:
+        said = [f"{getattr(cost.case, column)}" for column in columns]
+        call = cost.case.num_envs / cost.median
+        each = f"{cost.bytes_each:,.0f}" if cost.case.num_envs >= MANY else ""  # of fewer it is lost among the rest
+        numbers = [f"{cost.median:.3g}", f"{cost.best:.3g}", f"{call:,.0f}", each]
+        lines.append("| " + " | ".join([*said, *numbers]) + " |")
+    return lines
+
+
+def processor() -> str:
+    """Its name, where Linux tells it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def plot(costs: list[Cost], path: Path) -> None:
+    """Nanoseconds a step against the number of environments and the size of the task; as PNG and SVG."""
+    from matplotlib import rcParams  # an extra
+    from matplotlib.figure import Figure
+
+    rcParams["svg.hashsalt"] = "shard-gym"  # the same picture gives the same file
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for observation in OBSERVATIONS[:2]:
+        ours = [c for c in costs if c.case.observation == observation and c.case.simulator == planner(SMALL)]
+        by_n = sorted((c.case.num_envs, 1e3 / c.median) for c in ours if c.case.name == SMALL)
+        sized = [c for c in ours if c.case.name.startswith("MetaSyn") and c.case.num_envs == MANY]
+        by_size = sorted((suites.get(c.case.name).num_devices, 1e3 / c.median) for c in sized)
+        left.plot(*zip(*by_n, strict=True), marker="o", label=observation)
+        right.plot(*zip(*by_size, strict=True), marker="o", label=observation)
+    left.set(xscale="log", yscale="log", xlabel="environments", ylabel="ns a step", title=SMALL)
+    right.set(
+        xlabel="devices, each with ten tables", ylabel="ns a step", title=f"{MANY:,} environments", ylim=(0, None)
+    )
+    left.legend()
+    right.legend()
+    for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=kind, dpi=120, metadata=metadata)
+        write_whole(path.with_suffix(f".{kind}"), buffer.getvalue())
+
+
+def main() -> None:
+    """Measure, say so as it comes, write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=positive, default=15)
+    repeats = parser.parse_args().repeats
+    os.environ |= ONE_THREAD
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    costs = []
+    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        for cost in pool.imap(partial(measured, repeats=repeats), cases()):
+            costs.append(cost)
+            print(f"{cost.case}  {cost.median:.3g} M/s, {cost.bytes_each:,.0f} bytes each", flush=True)
+        long = [Case(SMALL, MANY, observation, planner(SMALL)) for observation in OBSERVATIONS]
+        grown = dict(zip(OBSERVATIONS, pool.map(growth, long, chunksize=1), strict=True))
+    plot(costs, PAGE)
+    write_whole(PAGE, page(costs, grown, repeats).encode())
+
+
+if __name__ == "__main__":
+    main()

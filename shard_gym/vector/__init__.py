@@ -1,0 +1,1 @@
+"""The parts of `ShardingVectorEnv`: many episodes as arrays, stepped together."""

@@ -1,0 +1,219 @@
+"""What policies see in a vector environment: the observations of `shard_gym.observations`, for all at once."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from shard_gym.vector.costs import RunningCosts
+from shard_gym.vector.shelf import Shelf
+from shard_gym.vector.states import States
+
+
+class View(Protocol):
+    """One observation of all environments."""
+
+    def placed(self) -> None:
+        """After a step, before anything begins."""
+        ...
+
+    def begin(self, envs: np.ndarray) -> None:
+        """Show new episodes."""
+        ...
+
+    def update(self) -> None:
+        """After a step and what began in it."""
+        ...
+
+    def show(self, masks: np.ndarray) -> Any:
+        """Every environment's."""
+        ...
+
+    def final(self, envs: np.ndarray, cost: np.ndarray) -> Any:
+        """Of episodes that are over and not yet followed by others; `cost` of each device, (c, K)."""
+        ...
+
+
+def make_view(shelf: Shelf, states: States, costs: RunningCosts | None, copy: bool) -> View:
+    """The view of the observation that was asked for."""
+    if shelf.env.observation == "table":
+        return TableView(shelf, states, copy)
+    if shelf.env.observation == "set":
+        return SetView(shelf, states, copy)
+    assert costs is not None
+    return FullView(shelf, states, costs, copy)
+
+
+def each(shown: Any) -> list[Any]:
+    """The observation of each environment."""
+    if isinstance(shown, np.ndarray):
+        return list(shown)
+    return [dict(zip(shown, values, strict=True)) for values in zip(*shown.values(), strict=True)]
+
+
+def taken(rows: np.ndarray, indices: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+    """These rows, in an array of their own or in `out`."""
+    # mode: indices are never out of range, and saying so spares a copy
+    return rows.take(indices, axis=0, out=out, mode="clip")  # type: ignore[return-value]
+
+
+class TableView:
+    """The next piece's features and the share of pieces placed, (n, 22)."""
+
+    def __init__(self, shelf: Shelf, states: States, copy: bool) -> None:
+        self.shelf, self.states, self.copy = shelf, states, copy
+        self.shown = np.empty((len(states.slot), shelf.rows.shown.shape[1]), np.float32)
+        # where all episodes of a task have one order and no splits, the row on the shelf has the share too
+        self.counts = states.orders is not None or states.pieces is not None
+
+    def placed(self) -> None:
+        """Nothing is kept."""
+
+    def begin(self, envs: np.ndarray) -> None:
+        """Nothing is kept."""
+
+    def update(self) -> None:
+        """Nothing is kept."""
+
+    def show(self, masks: np.ndarray) -> np.ndarray:
+        shown = taken(self.shelf.rows.shown, self.states.row, None if self.copy else self.shown)
+        if self.counts:
+            shown[:, -1] = self.states.share()
+        return shown
+
+    def final(self, envs: np.ndarray, cost: np.ndarray) -> np.ndarray:
+        shown = np.zeros((len(envs), self.shown.shape[1]), np.float32)
+        shown[:, -1] = 1
+        return shown
+
+
+class FullView:
+    """That, each device's load, what remains and the mask."""
+
+    def __init__(self, shelf: Shelf, states: States, costs: RunningCosts, copy: bool) -> None:
+        n, k = states.free.shape
+        self.shelf, self.states, self.costs, self.copy = shelf, states, costs, copy
+        self.table = TableView(shelf, states, copy)
+        self.devices = np.empty((n, k, 4 + shelf.width), np.float32)
+        self.remaining = np.empty((n, 5), np.float32)
+        # of each environment's task; `capacity` of each of its devices
+        self.capacity, self.largest = np.zeros((n, k), np.int64), np.zeros(n, np.int64)
+        self.total_cost, self.even_share = np.zeros(n), np.zeros((n, shelf.width))
+
+    def placed(self) -> None:
+        """Nothing is kept."""
+
+    def begin(self, envs: np.ndarray) -> None:
+        of, slots = self.shelf.slots, self.states.slot[envs]
+        self.capacity[envs], self.largest[envs] = of.capacity[slots], of.largest[slots]
+        self.total_cost[envs], self.even_share[envs] = of.total_cost[slots], of.even_share[slots]
+        loads = np.zeros((len(envs), *self.devices.shape[1:]), np.float32)  # all a device has is its room and its speed
+        loads[..., 1], loads[..., 3] = of.capacity[slots] / of.largest[slots, None], of.speed[slots]
+        self.devices[envs] = loads
+
+    def update(self) -> None:
+        states, shown = self.states, self.devices.reshape(-1, self.devices.shape[2])
+        k, chosen = states.num_devices, states.chosen
+        loads = np.empty((len(chosen), shown.shape[1]), np.float32)
+        loads[:, 0] = 1 - states.room / self.capacity.reshape(-1)[chosen]
+        loads[:, 1] = states.room / self.largest
+        loads[:, 2] = self.costs.cost.reshape(-1)[chosen] * k / self.total_cost
+        loads[:, 3] = shown[chosen, 3]
+        np.divide(states.changed, self.even_share, out=loads[:, 4:], casting="same_kind")
+        shown[chosen] = loads
+        if self.costs.all_changed:
+            self.devices[:, :, 2] = self.costs.cost * k / self.total_cost[:, None]
+
+    def show(self, masks: np.ndarray) -> dict[str, np.ndarray]:
+        states, pieces = self.states, self.states.pieces
+        rows = self.shelf.rows.remaining if states.orders is None else states.orders.remaining.reshape(-1, 5)
+        remaining = taken(rows, states.at, None if self.copy else self.remaining)
+        if pieces is not None:
+            np.divide(pieces.left, pieces.unit, out=remaining[:, :4], casting="same_kind")
+        devices, masks = (self.devices.copy(), masks.copy()) if self.copy else (self.devices, masks)
+        return {"table": self.table.show(masks), "devices": devices, "remaining": remaining, "action_mask": masks}
+
+    def final(self, envs: np.ndarray, cost: np.ndarray) -> dict[str, np.ndarray]:
+        return {
+            "table": self.table.final(envs, cost),
+            "devices": self._loads(envs, cost),
+            "remaining": np.zeros((len(envs), 5), np.float32),
+            "action_mask": self.states.final_masks(len(envs)),
+        }
+
+    def _loads(self, envs: np.ndarray, cost: np.ndarray) -> np.ndarray:
+        """What `observations.full` shows of the devices, (c, K, 4 + H)."""
+        of, states, slots = self.shelf.slots, self.states, self.states.slot[envs]
+        assert states.sums is not None
+        free, k = states.free[envs], states.num_devices
+        shown = np.empty((*free.shape, 4 + self.shelf.width), np.float32)
+        shown[..., 0] = 1 - free / of.capacity[slots]
+        shown[..., 1] = free / of.largest[slots, None]
+        shown[..., 2] = cost * k / of.total_cost[slots, None]
+        shown[..., 3] = of.speed[slots]
+        shown[..., 4:] = states.sums[envs] / of.even_share[slots, None]
+        return shown
+
+
+class SetView:
+    """All tables, or nodes where they may be halved, where they are, their order and the devices."""
+
+    def __init__(self, shelf: Shelf, states: States, copy: bool) -> None:
+        n, k = states.free.shape
+        self.shelf, self.states, self.copy, most = shelf, states, copy, shelf.env.most_nodes
+        if states.pieces is None:
+            where = {"device": np.full((n, most), -1)}
+        else:
+            where = {"left": np.zeros((n, most), np.int8), "placed": np.zeros((n, most, k), np.int8)}
+        self.shown: dict[str, np.ndarray] = {
+            "tables": np.zeros((n, most, shelf.rows.shown.shape[1] - 1), np.float32),
+            "sizes": np.zeros((n, most), np.float32),
+            **where,
+            "order": np.full((n, most), -1),
+            "capacity": np.zeros((n, k), np.float32),
+            "speed": np.zeros((n, k), np.float32),
+        }
+
+    def placed(self) -> None:
+        states, shown = self.states, self.shown
+        node, actions = self.shelf.rows.node[states.last_row], states.last_actions
+        live = np.flatnonzero(node < states.length)
+        node, actions = node[live], actions[live]
+        if "device" in shown:
+            shown["device"][live, node] = actions
+            return
+        halved = actions == states.num_devices
+        shown["left"][live, node] -= 1
+        shown["left"][live[halved], node[halved] + 1] += 2
+        shown["placed"][live[~halved], node[~halved], actions[~halved]] += 1
+
+    def begin(self, envs: np.ndarray) -> None:
+        of, slots, rows = self.shelf.slots, self.states.slot[envs], self.states.rows(envs)
+        shown, largest = self.shown, of.largest[slots, None]
+        most, positions = shown["order"].shape[1], np.arange(rows.shape[1])
+        node, inside = self.shelf.rows.node[rows], positions < of.length[slots, None]
+        by_node = np.zeros_like(node)  # the row of each node; those past the last one are the end's
+        np.put_along_axis(by_node, node, rows, axis=1)
+        by_node = np.where(inside, by_node, rows[:, -1:])[:, :most]
+        shown["order"][envs] = np.where(inside, node, -1)[:, :most]
+        shown["tables"][envs] = self.shelf.rows.shown[by_node, :-1]
+        shown["sizes"][envs] = np.where(inside[:, :most], self.shelf.rows.size[by_node], 0) / largest
+        shown["capacity"][envs], shown["speed"][envs] = of.capacity[slots] / largest, of.speed[slots]
+        if "device" in shown:
+            shown["device"][envs] = -1
+        else:
+            shown["left"][envs] = np.where(inside[:, :most], self.shelf.rows.whole[by_node], 0)
+            shown["placed"][envs] = 0
+
+    def update(self) -> None:
+        """Nothing else is kept."""
+
+    def show(self, masks: np.ndarray) -> dict[str, np.ndarray]:
+        shown = {**self.shown, "position": self.states.position[:, None], "action_mask": masks}
+        return {name: values.copy() for name, values in shown.items()} if self.copy else shown
+
+    def final(self, envs: np.ndarray, cost: np.ndarray) -> dict[str, np.ndarray]:
+        held = {name: values[envs] for name, values in self.shown.items()}
+        position, masks = self.states.position[envs, None], self.states.final_masks(len(envs))
+        return {**held, "position": position, "action_mask": masks}
