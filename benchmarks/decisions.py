@@ -1,18 +1,31 @@
-"""What predicted costs are worth to a planner: regret and optimism by the judge, over search effort."""
+"""What predicted costs are worth to a search, by the judge: `python -m benchmarks.decisions`.
+
+Regret and optimism of greedy and of local search over search effort, on the test tasks of MetaSyn-80x8. Takes some
+minutes, writes benchmarks/results/decisions.json; `python -m benchmarks.fidelity` tells what came out.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import shard_gym_agents
+from shard_gym import simulators, suites
 from shard_gym.evaluate import score
+from shard_gym.files import read_json, write_whole
 from shard_gym.simulators import Simulator
 from shard_gym.tasks import Task
 
+FILE = Path(__file__).parent / "results" / "decisions.json"
+SUITE, PLANNER, JUDGE = "metasyn-80x8", "learned:cpu-v1", "learned:cpu-judge-v1"
 EFFORTS: tuple[tuple[str, float | None], ...] = (
+    ("lookup-greedy", None),
     ("cost-greedy", None),
     ("local-search", 0.1),
     ("local-search", 1.0),
@@ -26,10 +39,15 @@ class Decision:
 
     solver: str
     budget: float | None  # seconds
-    regret: float  # judge's makespan over the best that a search with the judge found, minus 1; mean
+    regret: float  # judge's makespan over the best that any search found by the judge, minus 1; mean
     optimism: float  # judge's makespan over the planner's prediction, minus 1; mean
     optimism_deviation: float
     tasks: int
+
+    @property
+    def label(self) -> str:
+        """Solver and effort."""
+        return self.solver if self.budget is None else f"{self.solver}, {self.budget:g} s"
 
 
 def decide(
@@ -40,11 +58,10 @@ def decide(
     best_seconds: float = 10.0,
 ) -> list[Decision]:
     """Plan with the planner, look with the judge; regret is against local search on the judge itself."""
-    best = np.array([_makespan(task, judge, judge, "local-search", best_seconds)[1] for task in tasks])
+    best = np.array([_makespans(task, judge, judge, "local-search", best_seconds)[1] for task in tasks])
     found = []
     for solver, budget in efforts:
-        both = [_makespan(task, planner, judge, solver, budget) for task in tasks]
-        believed, true = np.array(both).T
+        believed, true = np.array([_makespans(task, planner, judge, solver, budget) for task in tasks]).T
         best = np.minimum(best, true)
         found.append((solver, budget, believed, true))
     return [
@@ -60,10 +77,51 @@ def decide(
     ]
 
 
-def _makespan(
+def _makespans(
     task: Task, planner: Simulator, judge: Simulator, solver: str, budget: float | None
 ) -> tuple[float, float]:
     """What the planner believes of its plan, and what the judge says of it."""
     settings = {} if budget is None else {"budget": budget}
     plan = shard_gym_agents.make(solver, **settings)(task, planner)
     return score(task, plan, planner).makespan, score(task, plan, judge).makespan
+
+
+def load(path: Path = FILE) -> dict[str, Any]:
+    """What the last run wrote."""
+    return read_json(path)
+
+
+def markdown(found: dict[str, Any]) -> list[str]:
+    """A section of the fidelity page."""
+    rows = [Decision(**row) for row in found["decisions"]]
+    lines = [
+        "## What a search makes of them",
+        "",
+        f"{rows[0].tasks} test tasks of {found['suite']}, planned with {found['planner']} and judged by "
+        f"{found['judge']}, a fit of other shards of other tables, so these figures hold the judge's errors too. "
+        "Regret: against the best plan that any search found, one on the judge itself included. Made by "
+        "`python -m benchmarks.decisions`.",
+        "",
+        "| search | regret | optimism |",
+        "|---|---|---|",
+        *(f"| {r.label} | {r.regret:.2%} | {r.optimism:+.1%} ± {r.optimism_deviation:.1%} |" for r in rows),
+        "",
+    ]
+    return lines
+
+
+def main() -> None:
+    """Decide and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--planner", default=PLANNER)
+    parser.add_argument("--judge", default=JUDGE)
+    options = parser.parse_args()
+    planner, judge = simulators.make(options.planner), simulators.make(options.judge)
+    rows = decide(suites.get(SUITE).tasks("test"), planner, judge)
+    found = {"suite": SUITE, "planner": planner.id, "judge": judge.id, "decisions": [asdict(row) for row in rows]}
+    write_whole(FILE, json.dumps(found, indent=1) + "\n")
+    print("\n".join(markdown(found)))
+
+
+if __name__ == "__main__":
+    main()

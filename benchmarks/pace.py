@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.measured import ROLES, files
+from benchmarks.measured import ROLES, files, pace_file
 from shard_gym.measurements import Measurements
 
 EACH = 100  # shards of each file; their median ratio is known to about 1.25 * 6 % / sqrt(100) = 0.75 %
@@ -29,6 +29,12 @@ def blank(measured: Measurements) -> Measurements:
     unknown = np.full(len(measured), np.nan)
     times = ("forward_ms", "backward_ms", "forward_spread", "backward_spread")
     return replace(measured, card={}, **dict.fromkeys(times, unknown))
+
+
+def yardstick(pool: str) -> Measurements:
+    """The shards of a pool that the pace file holds, times removed: measured among others they tell the pace."""
+    reference = Measurements.load(pace_file())
+    return blank(reference.take(reference.pool == reference.pools.index(pool)))
 
 
 def main() -> None:

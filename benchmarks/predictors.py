@@ -11,7 +11,6 @@ from shard_gym import simulators
 from shard_gym.cost_models import features
 from shard_gym.cost_models.data import Shards
 from shard_gym.simulators import FastSimulator
-from shard_gym.simulators.learned import Learned
 from shard_gym.tasks import Task
 
 ROOFLINE = "roofline:h100-v1"  # any preset: one factor is fitted, and what counts are the proportions
@@ -64,7 +63,7 @@ def by_linear_fit(train: Shards) -> Predictor:
     return lambda shards: Predicted(np.maximum(_totals(shards) / scale @ weight, 1e-6))
 
 
-def baselines(train: Shards, ours: Learned) -> dict[str, Predictor]:
+def baselines(train: Shards) -> dict[str, Predictor]:
     """What a network has to beat."""
     roofline = simulators.make(ROOFLINE)
     assert isinstance(roofline, FastSimulator)
@@ -73,7 +72,6 @@ def baselines(train: Shards, ours: Learned) -> dict[str, Predictor]:
         "lookups x factor": by_factor(train, lambda shards: _totals(shards)[:, lookups]),
         "roofline x factor": by_factor(train, lambda shards: by_simulator(roofline)(shards).ms),
         "linear fit": by_linear_fit(train),
-        "sum of single-table costs (ours)": by_single_tables(ours),
     }
 
 

@@ -25,12 +25,16 @@ import gymnasium as gym
 import numpy as np
 
 import shard_gym_agents
+from benchmarks.vector_steps import Player, calls, cart_pole, make
 from shard_gym import simulators, suites
+from shard_gym.memory import device_sums
 from shard_gym.metasyn import load_metasyn, metasyn
 from shard_gym.traces import trace
 
 STEPS = 4_000  # of a repeat, in whole episodes
 SMALL, LARGE = "MetaSyn-80x8", "MetaSyn-800x80"
+MANY = 1024  # environments stepped together
+LEARNED, ROOFLINE = "learned:cpu-v1", "roofline:rtx2080ti-x4-v1"
 GREEDIES = ("size", "dim", "lookup", "size-lookup", "size-lookup-log")
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -67,7 +71,7 @@ def seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def timed(what: str, call: Callable[[], Any], repeats: int, target_ms: float) -> list[Figure]:
+def timed(what: str, call: Callable[[], Any], repeats: int, target_ms: float | None) -> list[Figure]:
     """Milliseconds of a call, after one to warm up."""
     call()
     ms = [1e3 * seconds(call) for _ in range(repeats)]
@@ -113,6 +117,21 @@ def step(repeats: int, name: str, observation: str, wrapped: bool, target: float
     ]
 
 
+def vector(repeats: int, observation: str, target: float | None, simulator_id: str | None = None) -> list[Figure]:
+    """Steps of many environments together, by `gym.make_vec`, beside those of gymnasium's own vectorised CartPole."""
+    simulator_id = simulator_id or suites.get(SMALL).planner
+    env = make(SMALL, MANY, observation=observation, simulator=simulator_id)
+    ours, theirs = Player(env, calls(env, suites.get(SMALL).num_tables)), Player(cart_pole(MANY), 80)
+    ours.rate(), theirs.rate()
+    rate, cart_rate = 1e-6 * np.array([(ours.rate(), theirs.rate()) for _ in range(repeats)]).T
+    what = f"vector {SMALL}, {observation}, {simulator_id}"
+    best_ratio = float(rate.max() / cart_rate.max())
+    return [
+        Figure(what, "M steps/s", float(np.median(rate)), float(rate.max()), target, True),
+        Figure(f"vector, {observation} / CartPole", "x", float(np.median(rate / cart_rate)), best_ratio),
+    ]
+
+
 def imports(repeats: int) -> list[Figure]:
     """What `import shard_gym` costs after gymnasium, each time in a new process."""
     program = "import time, gymnasium; t = time.perf_counter(); import shard_gym; print(time.perf_counter() - t)"
@@ -122,15 +141,41 @@ def imports(repeats: int) -> list[Figure]:
     return [Figure("import shard_gym after gymnasium", "ms", float(np.median(ms)), min(ms), 100)]
 
 
-def plan(repeats: int, solver: str, name: str, target: float) -> list[Figure]:
+def plan(
+    repeats: int, solver: str, name: str, target: float | None, simulator_id: str = "roofline:rtx2080ti-x4-v1"
+) -> list[Figure]:
     """One task of a suite planned by a solver."""
-    suite = suites.get(name)
     task, planner, solve = (
-        suite.tasks("test")[0],
-        simulators.make(suite.planner),
+        suites.get(name).tasks("test")[0],
+        simulators.make(simulator_id),
         shard_gym_agents.make(solver),
     )
-    return timed(f"{solver}, {name}", lambda: solve(task, planner), repeats, target)
+    what = f"{solver}, {name}" + ("" if target else f", {simulator_id}")
+    return timed(what, lambda: solve(task, planner), repeats, target)
+
+
+def predicted(repeats: int, simulator_id: str) -> list[Figure]:
+    """Whole plans and single moves of 80 tables on 8 devices, costed from their placements and from running sums."""
+    task, simulator = suites.get(SMALL).tasks("test")[0], simulators.make(simulator_id)
+    assert isinstance(simulator, simulators.FastSimulator)
+    placements = np.random.default_rng(0).integers(task.num_devices, size=(4_096, task.num_tables))
+    tables = simulator.embed(task)
+    sums = device_sums(tables, placements[:8], task.num_devices)[:, None]  # eight plans
+
+    def moves() -> None:  # every table to every device
+        simulator.decode(task, sums + tables[:, None])
+
+    cases = {
+        "plans": (lambda: simulator.latency(task, placements), len(placements), 0.3),
+        "single moves": (moves, 8 * task.num_tables * task.num_devices, 5.0),
+    }
+    figures = []
+    for what, (call, count, target) in cases.items():
+        call()
+        rate = [count / seconds(call) / 1e6 for _ in range(repeats)]
+        name = f"{what}, {simulator_id}"
+        figures.append(Figure(name, "M/s", float(np.median(rate)), max(rate), target, True))
+    return figures
 
 
 def build(repeats: int) -> list[Figure]:
@@ -167,6 +212,13 @@ CASES: dict[str, list[Case]] = {
         *(partial(step, name=SMALL, observation=o, wrapped=False, target=None) for o in ("full", "set")),
         *(partial(step, name=SMALL, observation=o, wrapped=True, target=None) for o in ("table", "full", "set")),
     ],
+    "vector": [
+        *(
+            partial(vector, observation=o, target=target)
+            for o, target in (("table", 5.0), ("full", 2.0), ("set", None))
+        ),
+        *(partial(vector, observation=o, target=None, simulator_id=ROOFLINE) for o in ("table", "full")),
+    ],
     "imports": [imports],
     "plans": [
         partial(plan, solver="random-search", name=SMALL, target=10.0),  # its default is 1,000 samples
@@ -177,7 +229,9 @@ CASES: dict[str, list[Case]] = {
         ),
         partial(plan, solver="cost-greedy", name=SMALL, target=1.0),
         partial(plan, solver="cost-greedy", name=LARGE, target=50.0),
+        *(partial(plan, solver="cost-greedy", name=name, target=None, simulator_id=LEARNED) for name in (SMALL, LARGE)),
     ],
+    "predicted": [partial(predicted, simulator_id=LEARNED)],
     "pools": [build, load, indices],
 }
 

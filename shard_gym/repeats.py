@@ -53,11 +53,10 @@ def merged(m: Measurements) -> Measurements:
     """Each distinct shard that has a time once, at the means of its measurements."""
     found = groups(m)
     once = m.take([group[0] for group in found.values()])
-    mean = {
-        column: np.array([getattr(m, column)[group].mean() for group in found.values()])
-        for column in ("forward_ms", "backward_ms")
-    }
-    return replace(once, **mean)
+    forward, backward = (
+        np.array([times[group].mean() for group in found.values()]) for times in (m.forward_ms, m.backward_ms)
+    )
+    return replace(once, forward_ms=forward, backward_ms=backward)
 
 
 def pace(m: Measurements, reference: Measurements) -> float:

@@ -21,7 +21,9 @@ def two_runs() -> Outcome:
 def test_makespans_by_hand():
     found = two_runs()
     assert found.runs.tolist() == [[[10, 8], [12, 6]], [[12, 10], [8, 6]]]
-    assert found.measured.tolist() == [[10, 8], [10, 5]]  # the mean of the runs first, then the slowest device
+    assert found.measured.tolist() == [[10, 8], [10, 5]]  # the median of the runs first, then the slowest device
+    # slowest by the second run: devices 1, 1, 0, 1, in the first run 8, 6, 12, 4; and the other way round
+    assert found.crossed.tolist() == [[(8 + 10) / 2, (6 + 8) / 2], [(12 + 8) / 2, (4 + 4) / 2]]
 
 
 def test_figures_by_hand():

@@ -21,6 +21,7 @@ WEIGHT_GRAIN = 2.0**16
 HIGHEST = 2.0**16  # activations stop here: beyond, products would no longer be exact
 ROOT_OFFSET = 2.0**-10  # keeps the slope of the fourth root finite at 0
 LOWEST_FACTOR = 0.05
+FEW = 1000  # numbers
 MAD_TO_DEVIATION = 1.2533  # of a normal distribution, its standard deviation over its mean absolute deviation
 
 
@@ -49,7 +50,9 @@ def relu(values: np.ndarray) -> np.ndarray:
 
 
 def _between(values: np.ndarray, low: float, high: float) -> np.ndarray:
-    # np.clip's checks cost more than the work on a few shards
+    if values.size > FEW:
+        return np.clip(values, low, high, out=values)
+    # np.clip's checks cost more than the work on a few shards, of which this makes two passes
     return np.minimum(np.maximum(values, low, out=values), high, out=values)
 
 
