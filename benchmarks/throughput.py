@@ -124,7 +124,7 @@ def vector(repeats: int, observation: str, target: float | None, simulator_id: s
     ours, theirs = Player(env, calls(env, suites.get(SMALL).num_tables)), Player(cart_pole(MANY), 80)
     ours.rate(), theirs.rate()
     rate, cart_rate = 1e-6 * np.array([(ours.rate(), theirs.rate()) for _ in range(repeats)]).T
-    what = f"vector {SMALL}, {observation}, {simulator_id}"
+    what = f"vector, {observation}, {simulator_id}"
     best_ratio = float(rate.max() / cart_rate.max())
     return [
         Figure(what, "M steps/s", float(np.median(rate)), float(rate.max()), target, True),

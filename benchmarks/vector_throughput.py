@@ -24,6 +24,7 @@ from benchmarks.vector_steps import Player, calls, make, rates
 from shard_gym import suites
 from shard_gym.files import write_whole
 
+PICTURE = "![cost of a step](vector.png)"
 PAGE = Path(__file__).parent / "results" / "vector.md"
 SMALL, OBSERVATIONS = "MetaSyn-80x8", ("table", "full", "set")
 SIMULATORS = ("learned:cpu-v1", "roofline:rtx2080ti-x4-v1")  # one that is fitted, one that is not
@@ -108,45 +109,27 @@ def resident_bytes() -> int:
 def page(costs: list[Cost], grown: dict[str, tuple[float, float]], repeats: int) -> str:
     """The report."""
     small = [cost for cost in costs if cost.case.name == SMALL and cost.case.num_envs == MANY]
-    others = [cost for cost in costs if cost.case.name in OTHERS]
     by_n = [cost for cost in costs if cost.case.name == SMALL and cost.case.simulator == planner(SMALL)]
+    by_n.sort(key=lambda cost: (cost.case.observation, cost.case.num_envs))
     by_size = [c for c in costs if c.case.name.startswith("MetaSyn") and c.case.num_envs == MANY and c not in small]
+    others = [cost for cost in costs if cost.case.name in OTHERS]
     memory = [
-        f"- `{observation}`: {megabytes:.0f} MB, then {100 * share:+.2f} %"
-        for observation, (megabytes, share) in grown.items()
+        f"- `{name}`: {megabytes:.0f} MB, then {100 * share:+.2f} %" for name, (megabytes, share) in grown.items()
     ]
-    return "\n".join(
-        [
-            "# Steps of the vector environment",
-            "",
-            f"`python -m benchmarks.vector_throughput`, one core of {processor()}, Python {platform.python_version()}.",
-            f"Million steps a second of CPU time, median and best of up to {repeats} repeats; steps that only begin an",
-            "episode take time but do not count. Bytes: what one more environment takes of the process's memory.",
-            "",
-            f"## {SMALL}, {MANY:,} environments",
-            "",
-            *table(small, ("observation", "simulator")),
-            "",
-            "![cost of a step](vector.png)",
-            "",
-            "## Other suites",
-            "",
-            *table(others, ("name", "observation")),
-            "",
-            "## By the number of environments",
-            "",
-            *table(sorted(by_n, key=lambda c: (c.case.observation, c.case.num_envs)), ("observation", "num_envs")),
-            "",
-            "## By the size of the task",
-            "",
-            *table(by_size, ("name", "observation")),
-            "",
-            f"## Memory over {LONG_RUN:,} steps",
-            "",
-            *memory,
-            "",
-        ]
-    )
+    about = [
+        f"`python -m benchmarks.vector_throughput`, one core of {processor()}, Python {platform.python_version()}.",
+        f"Million steps a second of CPU time, median and best of up to {repeats} repeats; steps that only begin an",
+        "episode take time but do not count. Bytes: what one more environment takes of the process's memory.",
+    ]
+    sections = {
+        "# Steps of the vector environment": about,
+        f"## {SMALL}, {MANY:,} environments": [*table(small, ("observation", "simulator")), "", PICTURE],
+        "## Other suites": table(others, ("name", "observation")),
+        "## By the number of environments": table(by_n, ("observation", "num_envs")),
+        "## By the size of the task": table(by_size, ("name", "observation")),
+        f"## Memory over {LONG_RUN:,} steps": memory,
+    }
+    return "\n".join(line for title, lines in sections.items() for line in (title, "", *lines, ""))
 
 
 def table(costs: list[Cost], columns: tuple[str, ...]) -> list[str]:

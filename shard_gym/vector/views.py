@@ -1,8 +1,12 @@
-"""What policies see in a vector environment: the observations of `shard_gym.observations`, for all at once."""
+"""What policies see in a vector environment: the observations of `shard_gym.observations`, for all at once.
+
+A view is told when a step was `placed`, then of episodes that `begin`, then to `update` itself. It can `show` all
+environments, and the `final` observation of episodes that are over and not yet followed by others.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -11,31 +15,7 @@ from shard_gym.vector.shelf import Shelf
 from shard_gym.vector.states import States
 
 
-class View(Protocol):
-    """One observation of all environments."""
-
-    def placed(self) -> None:
-        """After a step, before anything begins."""
-        ...
-
-    def begin(self, envs: np.ndarray) -> None:
-        """Show new episodes."""
-        ...
-
-    def update(self) -> None:
-        """After a step and what began in it."""
-        ...
-
-    def show(self, masks: np.ndarray) -> Any:
-        """Every environment's."""
-        ...
-
-    def final(self, envs: np.ndarray, cost: np.ndarray) -> Any:
-        """Of episodes that are over and not yet followed by others; `cost` of each device, (c, K)."""
-        ...
-
-
-def make_view(shelf: Shelf, states: States, costs: RunningCosts | None, copy: bool) -> View:
+def make_view(shelf: Shelf, states: States, costs: RunningCosts | None, copy: bool) -> TableView | FullView | SetView:
     """The view of the observation that was asked for."""
     if shelf.env.observation == "table":
         return TableView(shelf, states, copy)
