@@ -25,6 +25,7 @@ from shard_gym.tasks import Task
 FILE = Path(__file__).parent / "results" / "decisions.json"
 SUITE, PLANNER, JUDGE = "metasyn-80x8", "learned:cpu-v1", "learned:cpu-judge-v1"
 EFFORTS: tuple[tuple[str, float | None], ...] = (
+    ("random", None),
     ("lookup-greedy", None),
     ("cost-greedy", None),
     ("local-search", 0.1),
@@ -98,9 +99,9 @@ def markdown(found: dict[str, Any]) -> list[str]:
         "## What a search makes of them",
         "",
         f"{rows[0].tasks} test tasks of {found['suite']}, planned with {found['planner']} and judged by "
-        f"{found['judge']}, a fit of other shards of other tables, so these figures hold the judge's errors too. "
-        "Regret: against the best plan that any search found, one on the judge itself included. Made by "
-        "`python -m benchmarks.decisions`.",
+        f"{found['judge']}, a fit of other shards of other tables, so these figures hold the judge's errors too; "
+        "optimism is best read against that of random plans, which nobody searched for. Regret: against the best plan "
+        "that any search found, one on the judge itself included. Made by `python -m benchmarks.decisions`.",
         "",
         "| search | regret | optimism |",
         "|---|---|---|",

@@ -44,6 +44,7 @@ def _scatter(axes: Any, shown: dict[str, Predicted], shards: Shards) -> None:
 
 
 def _efforts(axes: Any, rows: list[dict[str, Any]]) -> None:
+    rows = [row for row in rows if row["solver"] not in ("random", "lookup-greedy")]  # far off: they are in the table
     labels = [row["solver"] if row["budget"] is None else f"search\n{row['budget']:g} s" for row in rows]
     for key, marker in (("regret", "o"), ("optimism", "s")):
         axes.plot(labels, [100 * row[key] for row in rows], marker=marker, label=f"{key} by the judge")

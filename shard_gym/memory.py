@@ -40,10 +40,13 @@ def device_sums(values: np.ndarray, placements: np.ndarray, num_devices: int) ->
 def _by_product(values: np.ndarray, flat: np.ndarray, num_devices: int) -> np.ndarray:
     """Each device's indicator times the values: faster for few devices. In parts that stay in the cache."""
     sums = np.empty((len(flat), num_devices, values.shape[1]))
-    devices = np.arange(num_devices)[:, None]
+    placed, devices = flat.astype(np.int16), np.arange(num_devices, dtype=np.int16)[:, None]
+    indicator = np.empty((min(len(flat), 128), num_devices, flat.shape[1]))
     for start in range(0, len(flat), 128):
-        part = slice(start, start + 128)
-        sums[part] = (flat[part, None, :] == devices).astype(np.float64) @ values
+        part = placed[start : start + 128, None, :]
+        shards = len(part) * num_devices
+        holds = np.equal(part, devices, out=indicator[: len(part)]).reshape(shards, flat.shape[1])
+        np.matmul(holds, values, out=sums[start : start + 128].reshape(shards, values.shape[1]))
     return sums
 
 

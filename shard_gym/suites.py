@@ -25,6 +25,7 @@ PADDING = np.iinfo(np.uint16).max  # fills the rows of a bank whose tasks differ
 MEAN_LOAD = -1.0  # memory_gb of suites whose capacity is a multiple of each task's own mean load
 
 RTX2080TI, A100, H100 = (f"roofline:{name}-v1" for name in ("rtx2080ti-x4", "a100-x32-roce", "h100"))
+CPU, CPU_JUDGE = "learned:cpu-v1", "learned:cpu-judge-v1"
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def _tasks(suite: Suite, split: str) -> tuple[Task, ...]:
 
 def _parity_suites() -> list[Suite]:
     """AutoShard's, DreamShard's and NeuroShard's tasks, as their papers drew them."""
-    autoshard = Suite("MetaSyn-80x8", 80, 8, "kernel", RTX2080TI, RTX2080TI, memory_gb=(7,))
+    autoshard = Suite("MetaSyn-80x8", 80, 8, "kernel", CPU, CPU_JUDGE, memory_gb=(7,))
     dlrm = Suite("DLRM-50x4", 50, 4, "iteration", RTX2080TI, RTX2080TI, memory_gb=(5,))
     mixed = replace(dlrm, name="Mixed-10to59x4", num_tables=59, memory_gb=(4,), dtype="fp32", splits_allowed=True)
     return [

@@ -9,11 +9,11 @@ import pytest
 from benchmarks import batches, decisions, fidelity, measured, pace
 from benchmarks.fidelity import Row, by_size, row
 from benchmarks.fits import Fits, fits
-from benchmarks.predictors import Predicted, baselines
+from benchmarks.predictors import Predicted, baselines, by_simulator
 from shard_gym import simulators, suites
 from shard_gym.cost_models.data import shards_of
 from shard_gym.errors import ShardGymError
-from shard_gym.repeats import MIN_SHARED
+from shard_gym.repeats import MIN_SHARED, merged
 from tests.cost_model_helpers import made_up
 
 
@@ -87,6 +87,9 @@ def test_the_committed_page_is_made_of_committed_data():
     roles = {role: measured.load(role) for role in measured.ROLES}
     pools = {role: set(m.pools) for role, m in roles.items()}
     assert not pools["planner"] & (pools["judge"] | pools["test"]) and not pools["judge"] & pools["test"]
+    fits = Fits(roles["planner"], merged(roles["test"]))
+    shipped = by_simulator(simulators.make("learned:cpu-v1"))(shards_of(fits.unseen))
+    assert fits.predicted("ours-0").ms == pytest.approx(shipped.ms, rel=1e-6)  # the planner is the first of our fits
     assert fidelity.main(["--json"]) == 0
     page = (fidelity.RESULTS / "fidelity.md").read_text()
     assert page.startswith("# How true") and "From predicted to measured plans" in page
