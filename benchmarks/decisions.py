@@ -103,7 +103,7 @@ def markdown(found: dict[str, Any]) -> list[str]:
         "optimism is best read against that of random plans, which nobody searched for. Regret: against the best plan "
         "that any search found, one on the judge itself included. Made by `python -m benchmarks.decisions`.",
         "",
-        "| search | regret | optimism |",
+        "| search | regret | optimism ± deviation over tasks |",
         "|---|---|---|",
         *(f"| {r.label} | {r.regret:.2%} | {r.optimism:+.1%} ± {r.optimism_deviation:.1%} |" for r in rows),
         "",

@@ -35,6 +35,7 @@ from shard_gym_agents import make
 
 SCHEMA = "shard-gym/chosen-plans/1"
 PLANS, RUNS, PACE = FOLDER / "cpu-plans.json", [FOLDER / f"cpu-plans-{i}.npz" for i in (1, 2, 3)], pace_file()
+JUDGE = "learned:cpu-judge-v1"
 SUITE, POOL, TASKS = "tight-80x8", "metasyn_3_856", 50
 SOLVERS: dict[str, tuple[str, dict[str, Any]]] = {
     "random": ("random", {}),
@@ -47,11 +48,13 @@ CLOSE = 0.02  # predicted makespans this near to each other count as close
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """Plans of T tasks by S solvers: predicted makespans (T, S), and each device measured R times (R, T, S, K); ms."""
+    """Plans of T tasks by S solvers: makespans by planner and judge (T, S), K devices measured R times; all ms."""
 
     planner: str
     solvers: tuple[str, ...]
     predicted: np.ndarray
+    judged: np.ndarray
+    expected: np.ndarray  # each device as the planner predicts it, (T, S, K)
     devices: np.ndarray
 
     @property
@@ -101,16 +104,22 @@ def outcome(plans: Path = PLANS, runs: Sequence[Path] = RUNS, reference: Path = 
     if chosen.get("schema") != SCHEMA:
         raise CorruptFile(f"{plans} does not hold plans of schema {SCHEMA}")
     known, solvers = tasks(), tuple(SOLVERS)
-    predicted = np.full((len(known), len(solvers)), np.nan)
+    predicted, judged = np.full((2, len(known), len(solvers)), np.nan)
+    planner, judge = simulators.make(chosen["planner"]), simulators.make(JUDGE)
+    expected = np.zeros((*predicted.shape, known[0].num_devices))
     devices = np.zeros((len(runs), *predicted.shape, known[0].num_devices))
     times = [_times(run) for run in at_pace_of(Measurements.load(reference), [Measurements.load(p) for p in runs])]
     for entry in chosen["plans"]:
         at = entry["task"], solvers.index(entry["solver"])
         predicted[at] = entry["predicted"]
-        shards = list(shards_of(known[entry["task"]], Plan(tuple(entry["device"]))))
+        task, plan = known[entry["task"]], Plan(tuple(entry["device"]))
+        judged[at] = judge.latency(task, np.array(plan.device)).makespan("kernel")
+        compute = planner.latency(task, np.array(plan.device)).compute
+        shards = list(shards_of(task, plan))
+        expected[at][: len(shards)] = compute[compute > 0]
         for r, of in enumerate(times):
             devices[(r, *at)][: len(shards)] = [of[shard] for shard in shards]
-    return Outcome(chosen["planner"], solvers, predicted, devices)
+    return Outcome(chosen["planner"], solvers, predicted, judged, expected, devices)
 
 
 def _times(measured: Measurements) -> dict[Any, float]:
@@ -132,13 +141,19 @@ def figures(found: Outcome) -> dict[str, Any]:
             "optimism_crossed": float((crossed[:, s] / predicted[:, s] - 1).mean()),
             "optimism_by_run": (runs / predicted - 1)[:, :, s].mean(axis=1).tolist(),
             "predicted_speedup": float((predicted[:, 0] / predicted[:, s]).mean()),
+            "judge_optimism": float((measured[:, s] / found.judged[:, s] - 1).mean()),
+            "judged_speedup": float((found.judged[:, 0] / found.judged[:, s]).mean()),
             "measured_speedup": float((measured[:, 0] / measured[:, s]).mean()),
             "crossed_speedup": float((crossed[:, 0] / crossed[:, s]).mean()),
         }
         for s, name in enumerate(found.solvers)
     ]
+    held = found.expected > 0
+    shard = np.median(found.devices, axis=0)[held] / found.expected[held] - 1
     return {
         "planner": found.planner,
+        "shard_bias": float(shard.mean()),
+        "shard_deviation": float(shard.std()),
         "tasks": len(measured),
         "runs": len(runs),
         "rows": rows,
@@ -168,22 +183,24 @@ def markdown(found: dict[str, Any]) -> list[str]:
     lines = [
         "## From predicted to measured plans",
         "",
-        f"{found['tasks']} tasks of 80 unseen tables on 8 devices, plans by {found['planner']} chosen before anything "
-        f"was measured; their shards measured in {found['runs']} runs, each in an order of its own. Measured: the "
-        "largest of the devices' medians over the runs. Optimism: measured over predicted makespan, minus 1, ± "
-        "standard error over tasks. The largest of eight noisy times is too long, most of all in a single run (each is "
-        "given); crossed is free of that: the device that is slowest by the other runs, as a run measured it.",
+        f"{found['tasks']} tasks of 80 unseen tables on 8 devices (the tables of {SUITE}'s test tasks), plans by "
+        f"{found['planner']} chosen before anything was measured; their shards measured in {found['runs']} runs, each "
+        "in an order of its own. Measured: the largest of the devices' medians over the runs. Optimism: measured over "
+        "predicted makespan, minus 1, ± standard error over tasks. The largest of eight noisy times is too long, most "
+        "of all in a single run (each is given). Crossed is free of that, and a little too short instead: the device "
+        "that is slowest by the other runs, as a run measured it.",
         "",
-        "| plans by | predicted, ms | measured, ms | optimism | crossed | single runs | speedup predicted | measured | "
-        "crossed |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| plans by | predicted, ms | measured, ms | optimism | crossed | single runs | of the judge "
+        "| speedup predicted | judged | measured | crossed |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in found["rows"]:
         runs = ", ".join(f"{x:+.1%}" for x in r["optimism_by_run"])
         lines.append(
             f"| {r['solver']} | {r['predicted_ms']:.2f} | {r['measured_ms']:.2f} | {r['optimism']:+.1%} ± "
-            f"{r['optimism_error']:.1%} | {r['optimism_crossed']:+.1%} | {runs} | {r['predicted_speedup']:.3f} | "
-            f"{r['measured_speedup']:.3f} | {r['crossed_speedup']:.3f} |"
+            f"{r['optimism_error']:.1%} | {r['optimism_crossed']:+.1%} | {runs} | {r['judge_optimism']:+.1%} | "
+            f"{r['predicted_speedup']:.3f} | {r['judged_speedup']:.3f} | {r['measured_speedup']:.3f} | "
+            f"{r['crossed_speedup']:.3f} |"
         )
     told, between = found["order"], found["order_of_runs"]
     return [
@@ -193,6 +210,12 @@ def markdown(found: dict[str, Any]) -> list[str]:
         f"those that it holds to be more than {CLOSE:.0%} apart, {told['close']:.1%} of the rest "
         f"({told['share_close']:.0%} of pairs). One run against the mean of the others agrees on {between['all']:.1%}. "
         f"The plan predicted to be fastest takes {found['regret']:.2%} longer than the one measured to be.",
+        "",
+        "We aimed at an optimism of at most 3 % after a second of search, and at a measured speedup of cost-greedy "
+        "within 5 % of the predicted one. Neither is reached by the medians. A device takes "
+        f"{found['shard_bias']:+.1%} ± {found['shard_deviation']:.1%} more than predicted, and the largest of eight "
+        "that were made equal by these very predictions lies 1.4 such deviations above the mean. The judge, fitted in "
+        "the same way, shares both.",
         "",
     ]
 

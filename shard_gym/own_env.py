@@ -69,6 +69,9 @@ def own_bank(
     refuse_unknown(settings, BankSettings.__annotations__)
     size, count = _number("tables_per_task", tables_per_task, 1), _number("num_tasks", num_tasks, 1)
     unseen, split_action = settings.pop("unseen", True), settings.pop("split_action", False)
+    for name, value in (("unseen", unseen), ("split_action", split_action)):
+        if not isinstance(value, bool):
+            raise InvalidTask(f"{name} is True or False, got {value!r:.80}")
     scaling = settings.pop("scaling", None)
     pool = read_tables(tables, settings.pop("pooling", None), settings.get("objective", "iteration"))
     parts = _parts(pool, _number("seed", seed, 0), unseen)

@@ -17,6 +17,7 @@ from shard_gym.errors import InvalidPool
 from shard_gym.measurements import Measurements
 
 Groups = dict[Any, list[int]]
+SETTINGS = ("batch", "dtype", "optimizer", "clock", "statistic")  # that two campaigns must share to have one pace
 MIN_SHARED = 20  # shards that two campaigns must both hold for their paces to be compared
 NORMAL_MEDIAN = 0.6745  # of the absolute value of a standard normal
 
@@ -65,9 +66,13 @@ def pace(m: Measurements, reference: Measurements) -> float:
     ratios = [ours[key] / known[key] for key in ours.keys() & known.keys()]
     if len(ratios) < MIN_SHARED:
         raise InvalidPool(
-            f"{len(ratios)} shards are in both campaigns, their paces need {MIN_SHARED} to be compared: measure some "
-            "shards of each again in one campaign"
+            f"{len(ratios)} shards of {', '.join(m.pools)} are in both campaigns, their paces need {MIN_SHARED} to be "
+            "compared: measure some shards of each again in one campaign"
         )
+    one, other = (part.card.get("settings", {}) for part in (m, reference))
+    if differ := [name for name in SETTINGS if one.get(name) != other.get(name)]:
+        told = ", ".join(f"{name} {one.get(name)} and {other.get(name)}" for name in differ)
+        raise InvalidPool(f"the campaigns were measured in different ways, so no pace compares them: {told}")
     return float(np.median(ratios))
 
 

@@ -77,6 +77,8 @@ class Task:
             object.__setattr__(self, "batch", whole(self.batch))
         except TypeError as error:
             raise InvalidTask(f"batch must be a positive int: {error}") from error
+        if not isinstance(self.splits_allowed, bool | np.bool_):
+            raise InvalidTask(f"splits_allowed is True or False, got {self.splits_allowed!r:.80}")
         object.__setattr__(self, "splits_allowed", bool(self.splits_allowed))
         _check(self)
 

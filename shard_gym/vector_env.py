@@ -15,7 +15,7 @@ from gymnasium.vector.utils import batch_space
 
 from shard_gym.env import BadAction, NoEpisode, ShardingEnv
 from shard_gym.episodes import hashed, task_index
-from shard_gym.errors import ShardGymError, UnknownName
+from shard_gym.errors import InvalidTask, ShardGymError, UnknownName
 from shard_gym.numbers import whole
 from shard_gym.rewards import latency_reward
 from shard_gym.vector.costs import RunningCosts
@@ -103,6 +103,8 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         self, *, seed: int | Sequence[int | None] | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
         """Begin episodes: the next ones, the first ones of seeds, or of a given task; of all or by `reset_mask`."""
+        if not isinstance(options, Mapping | None):
+            raise InvalidTask(f"reset options are a dict with task and reset_mask, got {options!r:.80}")
         for option in (options := dict(options or {})).keys() - {"task", "reset_mask"}:
             raise UnknownName("reset option", option, ["reset_mask", "task"])
         envs = _masked(options.get("reset_mask"), self.num_envs)

@@ -11,6 +11,7 @@ from shard_gym.cost_models.networks import ARCHITECTURES, WEIGHT_GRAIN, Ours, Pu
 from shard_gym.cost_models.torch_networks import OurNet, PublishedNet
 from shard_gym.errors import CorruptFile, InvalidPool, UnknownName
 from shard_gym.measurements import Measurements
+from shard_gym.simulators.learned import Learned
 from shard_gym.tables import make_pool
 from shard_gym.traces import trace
 from tests.cost_model_helpers import BATCH, made_up
@@ -185,7 +186,10 @@ def test_the_command_fits_and_writes_a_card(measured, tmp_path, capsys):
     arguments = ["--data", str(tmp_path), "--out", str(out), "--role", "judge", "--architecture", "autoshard"]
     assert main([*arguments, "--epochs", "2"]) == 0
     card = Weights.load(out).card
-    assert card["id"] == "learned:cpu-judge-v1" and card["role"] == "judge" and "--role judge" in card["command"]
+    assert card["role"] == "judge" and "--role judge" in card["command"]
+    assert Learned(out).id == f"learned:{Weights.load(out).sha256[:12]}"  # never that of a published fit
+    assert main([*arguments, "--epochs", "2", "--id", "learned:mine-v1"]) == 0
+    assert Learned(out).id == "learned:mine-v1"
     assert card["data"] == Measurements.concat([measured]).content_hash
     assert "epoch 2/2" in capsys.readouterr().err
     json.dumps(card)

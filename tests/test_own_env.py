@@ -30,6 +30,9 @@ OWN = {"devices": 2, "memory_gb": 1, "tables_per_task": 5, "num_tasks": 20}
 
 
 def test_banks_follow_the_seed(pool):
+    for wrong in ({"split_action": "x"}, {"unseen": "no"}):
+        with pytest.raises(InvalidTask, match="is True or False"):
+            own_bank(pool, **OWN, **wrong)
     first, again, other = (own_bank(pool, **OWN, seed=seed) for seed in (3, 3, 4))
     assert first.tasks == again.tasks != other.tasks
     assert np.array_equal(first.scaling, again.scaling)

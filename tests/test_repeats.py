@@ -1,5 +1,7 @@
 """Shards measured more than once."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -47,6 +49,12 @@ def test_one_odd_measurement_does_not_change_the_pace():
     odd = times.copy()
     odd[0] = 50
     assert pace(measured(odd), measured(times)) == 1
+
+
+def test_campaigns_of_other_settings_have_no_common_pace():
+    one, other = (replace(measured(np.ones(40)), card={"settings": {"batch": batch}}) for batch in (1024, 2048))
+    with pytest.raises(InvalidPool, match="batch 1024 and 2048"):
+        pace(one, other)
 
 
 def test_campaigns_that_share_too_little_have_no_common_pace():

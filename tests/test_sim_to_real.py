@@ -15,7 +15,14 @@ def two_runs() -> Outcome:
     predicted = np.array([[10.0, 8.0], [10.0, 5.0]])
     first = [[[10, 8], [8, 6]], [[12, 2], [6, 4]]]
     second = [[[10, 12], [8, 10]], [[8, 2], [4, 6]]]
-    return Outcome("planner", ("random", "clever"), predicted, np.array([first, second], float))
+    return Outcome(
+        "planner",
+        ("random", "clever"),
+        predicted,
+        predicted / 2,
+        np.full((2, 2, 2), 5.0),
+        np.array([first, second], float),
+    )
 
 
 def test_makespans_by_hand():
@@ -32,13 +39,15 @@ def test_figures_by_hand():
     assert random["optimism"] == clever["optimism"] == 0
     assert clever["optimism_by_run"] == pytest.approx([(0 + 0.2) / 2, (0.25 + 0.2) / 2])
     assert clever["predicted_speedup"] == clever["measured_speedup"] == (1.25 + 2) / 2
+    assert clever["judge_optimism"] == 1 and clever["judged_speedup"] == (1.25 + 2) / 2
+    assert found["shard_bias"] == pytest.approx((10 + 10 + 8 + 8 + 10 + 2 + 5 + 5) / 8 / 5 - 1)
     assert found["regret"] == 0 and found["order"]["all"] == 1
     assert "| clever | 6.50 | 6.50 | +0.0%" in "\n".join(markdown(found))
 
 
 def test_regret_and_order_when_the_planner_is_wrong():
     found = two_runs()
-    wrong = Outcome(found.planner, found.solvers, found.predicted[:, ::-1], found.devices)
+    wrong = Outcome(found.planner, found.solvers, found.predicted[:, ::-1], found.judged, found.expected, found.devices)
     assert figures(wrong)["regret"] == pytest.approx((10 / 8 - 1 + 10 / 5 - 1) / 2)
     assert figures(wrong)["order"]["all"] == 0
 

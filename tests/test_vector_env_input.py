@@ -31,6 +31,16 @@ def test_unknown_names_list_the_known():
         gym.make_vec("ShardGym-MetaSyn-80x8", num_envs=2, observation="pixels")
     with pytest.raises(UnknownName, match="unknown reset option 'tasks'; choose one of: reset_mask, task"):
         tiny().reset(options={"tasks": []})
+    with pytest.raises(InvalidTask, match="reset options are a dict"):
+        tiny().reset(options=3)
+
+
+@pytest.mark.parametrize("observation", ["full", "set"])
+@pytest.mark.parametrize("suite", ["dlrm-10x2", "mixed-10to59x4-split"])
+def test_observations_list_their_parts_as_the_space_does(suite, observation):
+    env = ShardingVectorEnv(ShardingEnv(suite, observation=observation), 2, "SameStep")
+    shown, _ = env.reset(seed=0)
+    assert list(shown) == list(env.single_observation_space) == list(env.env.reset(seed=0)[0])
 
 
 def test_steps_outside_an_episode():

@@ -220,11 +220,6 @@ def _tell(epoch: int, epochs: int, loss: float) -> None:
         sys.stderr.flush()
 
 
-def simulator_id(hardware: str, role: str) -> str:
-    """The id under which a fit is published, version 1."""
-    return f"learned:{hardware}-v1" if role == "planner" else f"learned:{hardware}-{role}-v1"
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Fit as told on the command line; what the user can put right is told in one line, with exit code 2."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -232,8 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--architecture", choices=ARCHITECTURES, default="ours")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--role", choices=ROLES, default="planner")
-    parser.add_argument("--hardware", default="cpu", help="short name for the simulator's id")
-    parser.add_argument("--id", help="default: learned:HARDWARE-v1, learned:HARDWARE-judge-v1")
+    parser.add_argument("--id", help="of a fit to be published; else its simulator is called by its hash")
     parser.add_argument("--comm", type=Path, help="what python -m shard_gym.simulators.comm wrote; its links are kept")
     parser.add_argument(
         "--pace", type=Path, help="a campaign that shares shards with each of --data: its pace is taken"
@@ -248,7 +242,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.epochs:
             settings = replace(settings, epochs=options.epochs)
         weights = fit(measured, options.architecture, options.seed, settings, tell=_tell)
-        weights.card["id"] = options.id or simulator_id(options.hardware, options.role)
+        if options.id:
+            weights.card["id"] = options.id
         weights.card["role"] = options.role
         if options.comm:
             weights.card["links"] = read_json(options.comm)["fit"]["all"]["links"]

@@ -31,8 +31,8 @@ def shipped(name: str) -> Weights:
 class Learned(FastSimulator):
     """The simulator of a weights file; `card` says what was measured, where, and how well the network fits it.
 
-    It answers for a step of the batch it was fitted at (`batch`), whatever the task's: what a larger batch costs was
-    not measured, and plans compare the same way. Where `distance` is above 0 a table is outside the range of the
+    It answers for the batch and the optimizer it was fitted at (its card tells), whatever the task's: what others cost
+    was not measured, and plans compare the same way. Where `distance` is above 0 a table is outside the range of the
     fit, and the spread is the wider for it; a latency tells the mean distance of each device's tables.
     """
 

@@ -142,6 +142,7 @@ class SetView:
     def __init__(self, shelf: Shelf, states: States, copy: bool) -> None:
         n, k = states.free.shape
         self.shelf, self.states, self.copy, most = shelf, states, copy, shelf.env.most_nodes
+        self.names = tuple(shelf.env.observation_space)  # type: ignore[arg-type]
         if states.pieces is None:
             where = {"device": np.full((n, most), -1)}
         else:
@@ -190,10 +191,14 @@ class SetView:
         """Nothing else is kept."""
 
     def show(self, masks: np.ndarray) -> dict[str, np.ndarray]:
-        shown = {**self.shown, "position": self.states.position[:, None], "action_mask": masks}
+        shown = self._whole(self.shown, self.states.position[:, None], masks)
         return {name: values.copy() for name, values in shown.items()} if self.copy else shown
 
     def final(self, envs: np.ndarray, cost: np.ndarray) -> dict[str, np.ndarray]:
         held = {name: values[envs] for name, values in self.shown.items()}
         position, masks = self.states.position[envs, None], self.states.final_masks(len(envs))
-        return {**held, "position": position, "action_mask": masks}
+        return self._whole(held, position, masks)
+
+    def _whole(self, held: dict[str, np.ndarray], position: np.ndarray, masks: np.ndarray) -> dict[str, np.ndarray]:
+        whole = {**held, "position": position, "action_mask": masks}
+        return {name: whole[name] for name in self.names}  # as the space lists them
