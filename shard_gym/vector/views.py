@@ -142,7 +142,7 @@ class SetView:
     def __init__(self, shelf: Shelf, states: States, copy: bool) -> None:
         n, k = states.free.shape
         self.shelf, self.states, self.copy, most = shelf, states, copy, shelf.env.most_nodes
-        self.names = tuple(shelf.env.observation_space)  # type: ignore[arg-type]
+        self.names: tuple[str, ...] = tuple(shelf.env.observation_space)  # type: ignore[arg-type]
         if states.pieces is None:
             where = {"device": np.full((n, most), -1)}
         else:
