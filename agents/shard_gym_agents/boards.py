@@ -1,0 +1,121 @@
+"""Tasks as tensors, side by side, for policies that place tables of many tasks at once. Needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shard_gym.memory import table_bytes
+from shard_gym.random_plans import no_room
+from shard_gym.tasks import Task
+
+ILLEGAL = -1e9  # the score of a device without room
+TIE = 1e-5  # scores and costs this close count as equal: rounding differs with the shape of a matrix product
+
+
+@dataclass(frozen=True, eq=False)
+class Board:
+    """B tasks with equally many devices; those with fewer tables than the largest are padded."""
+
+    features: Tensor  # (B, N, 21), standardised; zeros where padded
+    size: Tensor  # (B, N) int64 bytes of each table; 0 where padded
+    real: Tensor  # (B, N) float32: 1, or 0 where padded
+    capacity: Tensor  # (B, K) int64 bytes
+    slowness: Tensor  # (B, K) float32: 1 / speed
+
+    @classmethod
+    def of(cls, tasks: Sequence[Task], scaling: np.ndarray, device: str | torch.device = "cpu") -> Board:
+        """`scaling` is the mean and the deviation of the features, (2, 21)."""
+        most = max(task.num_tables for task in tasks)
+        features = np.zeros((len(tasks), most, scaling.shape[1]), np.float32)
+        size, real = np.zeros(features.shape[:2], np.int64), np.zeros(features.shape[:2], np.float32)
+        deviation = np.where(scaling[1] > 0, scaling[1], 1)
+        for i, task in enumerate(tasks):
+            n = task.num_tables
+            features[i, :n] = (task.tables.features() - scaling[0]) / deviation
+            size[i, :n], real[i, :n] = table_bytes(task), 1
+        columns = (
+            features,
+            size,
+            real,
+            np.stack([task.capacity for task in tasks]),
+            np.stack([1 / np.array(task.speed, np.float32) for task in tasks]),
+        )
+        return cls(*(torch.from_numpy(column).to(device) for column in columns))
+
+    def take(self, rows: Tensor) -> Board:
+        """Some of the tasks; repeats are legal."""
+        return Board(self.features[rows], self.size[rows], self.real[rows], self.capacity[rows], self.slowness[rows])
+
+    def devices(self, order: Sequence[int] | np.ndarray) -> Board:
+        """The same tasks with their devices in another order."""
+        picked = torch.as_tensor(np.asarray(order))
+        return Board(self.features, self.size, self.real, self.capacity[:, picked], self.slowness[:, picked])
+
+    def in_order(self, order: Tensor) -> Board:
+        """The same tasks with their tables in another order, (B, N)."""
+        features = self.features.gather(1, order[..., None].expand_as(self.features))
+        size, real = self.size.gather(1, order), self.real.gather(1, order)
+        return Board(features, size, real, self.capacity, self.slowness)
+
+    def by(self, values: Tensor) -> Tensor:
+        """The order of the tables, largest of `values` (B, N) first, ties by index, padding last: (B, N)."""
+        values = (values / TIE).round()
+        return torch.where(self.real > 0, values, -torch.inf).argsort(dim=1, descending=True, stable=True)
+
+
+def legal(size: Tensor, free: Tensor) -> Tensor:
+    """Devices that have room for a table, (B,) and (B, K) -> bool (B, K); all of them where none has."""
+    fits = size[:, None] <= free
+    return fits | ~fits.any(dim=1, keepdim=True)
+
+
+def overshoot(free: Tensor, capacity: Tensor) -> Tensor:
+    """max_k (used_k - capacity_k) / capacity_k where a device is over its memory, else 0: (B, K) -> (B,)."""
+    return (-free / capacity).amax(dim=1).clamp(min=0).to(torch.float32)
+
+
+def choose(scores: Tensor, generator: torch.Generator | None) -> Tensor:
+    """A device drawn from the softmax of scores (B, K); without a generator the best, ties to the lowest: (B,)."""
+    if generator is None:
+        return (scores >= scores.amax(dim=1, keepdim=True) - TIE).to(torch.uint8).argmax(dim=1)
+    return torch.multinomial(scores.softmax(dim=1), 1, generator=generator)[:, 0]
+
+
+def to_table_order(order: Tensor, actions: Tensor) -> Tensor:
+    """Actions by step as devices by table: both (B, N)."""
+    return torch.empty_like(actions).scatter_(1, order, actions)
+
+
+def device_order(task: Task) -> np.ndarray:
+    """Roomiest first, then fastest: how policies see devices, so that ties do not depend on how they are numbered."""
+    return np.lexsort((-np.array(task.speed), -task.capacity))
+
+
+def require_room(task: Task, order: np.ndarray, placement: np.ndarray) -> None:
+    """Refuse a plan that overfills a device; the error names the first table, in this order, that found no room."""
+    size, free = table_bytes(task), task.capacity.copy()
+    for t in order.tolist():
+        if size[t] > free[placement[t]]:
+            raise no_room(task, t, free)
+        free[placement[t]] -= size[t]
+
+
+def advantages(rewards: Tensor, divide: bool) -> Tensor:
+    """Rewards (tasks, episodes) minus the mean of their task's episodes; over their deviation if told."""
+    centred = rewards - rewards.mean(dim=1, keepdim=True)
+    return centred / (rewards.std(dim=1, keepdim=True) + 1e-8) if divide else centred
+
+
+def reinforce_loss(log_policy: Tensor, actions: Tensor, advantage: Tensor, real: Tensor, entropy: float) -> Tensor:
+    """Policy gradient: log_policy (E, N, K), actions and real (E, N), advantage (E,); mean over episodes.
+
+    DreamShard's equation 2 is printed without the minus that a loss to be made small needs.
+    """
+    taken = log_policy.gather(2, actions[..., None])[..., 0]
+    negentropy = (log_policy.exp() * log_policy).sum(dim=2)
+    return ((entropy * negentropy - taken * advantage[:, None]) * real).sum(dim=1).mean()

@@ -1,0 +1,108 @@
+"""What learners keep in files: networks, optimizers, generators and counters, with a card. Needs torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as safetensors_bytes
+from torch import Tensor, nn
+
+from shard_gym.errors import CorruptFile
+from shard_gym.files import write_whole
+from shard_gym.tables import FEATURES
+
+SCHEMA = "shard-gym/learner/1"
+
+
+def packed(**parts: nn.Module | torch.optim.Optimizer | torch.Generator | int) -> dict[str, Tensor]:
+    """Copies of networks, optimizers, generators and counters as one flat dict of tensors; see `unpack`."""
+    out: dict[str, Tensor] = {}
+    for name, part in parts.items():
+        if isinstance(part, nn.Module):
+            out |= {f"{name}/{key}": value.detach().cpu().clone() for key, value in part.state_dict().items()}
+        elif isinstance(part, torch.optim.Optimizer):
+            held = part.state_dict()
+            for i, values in held["state"].items():
+                out |= {f"{name}/{i}/{key}": torch.as_tensor(v).detach().cpu().clone() for key, v in values.items()}
+            rates = [group["lr"] for group in held["param_groups"]]
+            out[f"{name}/rates"] = torch.tensor(rates, dtype=torch.float64)
+        elif isinstance(part, torch.Generator):
+            out[name] = part.get_state().clone()
+        else:
+            out[name] = torch.tensor(part, dtype=torch.int64)
+    return out
+
+
+def unpack(state: Mapping[str, Tensor], **parts: nn.Module | torch.optim.Optimizer | torch.Generator) -> None:
+    """Put what `packed` copied back into the same parts; counters are the caller's to read."""
+    try:
+        for name, part in parts.items():
+            if isinstance(part, nn.Module):
+                part.load_state_dict(under(state, name))
+            elif isinstance(part, torch.optim.Optimizer):
+                _restore_optimizer(part, under(state, name))
+            else:
+                part.set_state(state[name])
+    except (KeyError, RuntimeError) as error:
+        raise CorruptFile(f"this state is of another learner or another configuration: {error}") from error
+
+
+def under(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """The tensors of one part, by their names within it."""
+    return {key.removeprefix(f"{name}/"): value for key, value in state.items() if key.startswith(f"{name}/")}
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, held: dict[str, Tensor]) -> None:
+    into = optimizer.state_dict()
+    for group, rate in zip(into["param_groups"], held.pop("rates").tolist(), strict=True):
+        group["lr"] = rate
+    states: dict[int, dict[str, Tensor]] = {}
+    for key, value in held.items():
+        i, _, what = key.partition("/")
+        states.setdefault(int(i), {})[what] = value.clone()
+    optimizer.load_state_dict({**into, "state": states})
+
+
+def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], card: Mapping[str, Any]) -> None:
+    """A safetensors file with a card, whole or not at all."""
+    write_whole(path, _file_content(tensors, card))
+
+
+def _file_content(tensors: Mapping[str, Tensor], card: Mapping[str, Any]) -> bytes:
+    told = json.dumps({"features": list(FEATURES), **card}, sort_keys=True)
+    kept = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    return safetensors_bytes(kept, {"schema": SCHEMA, "card": told, "sha256": _sha256(kept, told)})
+
+
+def load_tensors(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and card of a file whose card has this `kind`; what is damaged or something else is refused."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
+        if metadata.get("schema") != SCHEMA:
+            raise CorruptFile(f"{path} has schema {metadata.get('schema')}, expected {SCHEMA}: train it again")
+        card = json.loads(metadata["card"])
+    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise CorruptFile(f"{path} is not a whole file of a learner, train or fetch it again: {error}") from error
+    if _sha256(tensors, metadata["card"]) != metadata.get("sha256"):
+        raise CorruptFile(f"{path} does not match its hash: it was changed or damaged, train or fetch it again")
+    if card.get("kind") != kind:
+        raise CorruptFile(f"{path} holds a {card.get('kind')}, expected a {kind}")
+    if card.get("features") != list(FEATURES):
+        raise CorruptFile(f"{path} expects features {card.get('features')}, here they are {list(FEATURES)}")
+    return tensors, card
+
+
+def _sha256(tensors: Mapping[str, Tensor], card: str) -> str:
+    digest = hashlib.sha256(card.encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        digest.update(f"{name}{value.dtype}{tuple(value.shape)}".encode() + value.numpy().tobytes())
+    return digest.hexdigest()

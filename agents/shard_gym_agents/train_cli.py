@@ -1,0 +1,76 @@
+"""Train a learner: shard-gym train NAME --suite S --seed 0 --out DIR; the same command goes on after a crash."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shard_gym import suites
+from shard_gym.errors import InvalidTask, ShardGymError
+from shard_gym_agents.training import Progress, Settings, train
+
+# name -> module with a `Config` and a `Learner`
+LEARNERS = {name: f"shard_gym_agents.{name}" for name in ("autoshard", "dreamshard", "rnn")}
+
+
+def add_config(parser: argparse.ArgumentParser, config: type) -> None:
+    """One `--flag` for each field of a dataclass, typed and defaulted by the field."""
+    for field in fields(config):
+        flag = f"--{field.name.replace('_', '-')}"
+        if isinstance(field.default, bool):
+            parser.add_argument(flag, default=field.default, action=argparse.BooleanOptionalAction)
+        else:
+            parser.add_argument(flag, default=field.default, type=type(field.default), help=f"default {field.default}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train as told on the command line; what the user can put right is told in one line, with exit code 2."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    name = next((word for word in given if word in LEARNERS), None)
+    try:
+        module = import_module(LEARNERS[name]) if name else None
+        options = _parser(module).parse_args(given)
+        progress = _train(module, options, shlex.join(["shard-gym", "train", *given]))
+    except (ShardGymError, OSError) as error:
+        sys.stderr.write(f"shard-gym train: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    sys.stderr.write(f"{options.out / 'best.safetensors'}: {progress.best:.4f} x cost-greedy on validation tasks\n")
+    return 0
+
+
+def _parser(module: Any) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("shard-gym train", description=__doc__)
+    parser.add_argument("learner", choices=LEARNERS)
+    parser.add_argument("--suite", required=True, help="a name from `shard-gym suites`")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--threads", type=int, default=1, help="of torch; with 1 a run can be repeated to the bit")
+    add_config(parser, Settings)
+    if module is not None:
+        add_config(parser, module.Config)
+    return parser
+
+
+def _train(module: Any, options: argparse.Namespace, command: str) -> Progress:
+    config, settings = (
+        made(**{field.name: getattr(options, field.name) for field in fields(made)})
+        for made in (module.Config, Settings)
+    )
+    if options.seed < 0 or options.threads < 1 or min(settings.validate_every, settings.iterations) < 1:
+        raise InvalidTask("--seed is 0 or more; --threads, --iterations and --validate-every are 1 or more")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise InvalidTask("torch finds no CUDA device here: train with --device cpu")
+    torch.set_num_threads(options.threads)
+    learner = module.Learner(suites.get(options.suite), config, options.seed, options.device)
+    return train(learner, options.out, settings, command)

@@ -1,0 +1,259 @@
+"""The loop that all learners share. Needs torch.
+
+A folder holds a run: `checkpoint.safetensors`, from which the same command goes on after Ctrl-C or a crash,
+`best.safetensors`, the policy with the lowest makespan on validation tasks, and `scalars.jsonl`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+import shard_gym_agents
+from shard_gym import simulators
+from shard_gym.episodes import hashed
+from shard_gym.errors import InfeasibleTask, InvalidTask, ShardGymError
+from shard_gym.evaluate import score
+from shard_gym.files import write_whole
+from shard_gym.plan import Plan
+from shard_gym.simulators import Simulator
+from shard_gym.suites import Suite
+from shard_gym.tasks import Task
+from shard_gym_agents.checkpoints import load_tensors, save_tensors
+
+
+class TrainingFailed(ShardGymError):
+    """Losses are no numbers any more; the message says from which iteration on, and what is kept."""
+
+
+class Policy(Protocol):
+    """A solver that can be kept."""
+
+    def __call__(self, task: Task, planner: Simulator, /) -> Plan:
+        """Plan a task."""
+        ...
+
+    def save(self, path: Path) -> None:
+        """Write it to a file of its own."""
+        ...
+
+
+class Learner(Protocol):
+    """Learns on a suite's training tasks, from the answers of its planner."""
+
+    suite: Suite
+    config: Any  # a dataclass
+    seed: int
+
+    def iterate(self) -> dict[str, float]:
+        """Play whole episodes and learn from them; what to log, "steps" and "simulator_calls" among it."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """All that `restore` needs to go on as if nothing had happened."""
+        ...
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Be as it was when `state` was called."""
+        ...
+
+    def solver(self) -> Policy:
+        """The policy as it is now; it does not change when the learner goes on."""
+        ...
+
+
+def episode_seeds(seed: int, iteration: int, num_envs: int) -> list[int]:
+    """A seed for each environment of an iteration, so that no state of environments has to be kept."""
+    return [hashed(hashed(seed, iteration), i) for i in range(num_envs)]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long to train, and how often to look."""
+
+    iterations: int = 200
+    validate_every: int = 10  # iterations
+    patience: int = 20  # validations without a better one before training stops
+    checkpoint_seconds: float = 30.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is, and what it took."""
+
+    iteration: int = 0
+    best: float = math.inf  # makespan of validation plans over cost-greedy's, mean over tasks
+    best_at: int = 0  # iteration
+    steps: int = 0
+    simulator_calls: int = 0
+    seconds: float = 0.0  # validation left out
+    bad: int = 0  # validations since the best
+
+
+class Validation:
+    """The suite's validation tasks, their plans scored by the planner beside cost-greedy's."""
+
+    def __init__(self, suite: Suite) -> None:
+        self.tasks, self.planner = suite.tasks("val"), simulators.make(suite.planner)
+        self.random = suite.random_makespans("val", suite.planner)
+        self.greedy, _ = self.makespans(shard_gym_agents.make("cost-greedy"))
+
+    def makespans(self, solver: Policy | shard_gym_agents.Solver) -> tuple[np.ndarray, np.ndarray]:
+        """Makespan and balance of each plan; an infeasible one counts as the mean random plan, balance 0."""
+        found = np.stack([self.random, np.zeros(len(self.tasks))])
+        for i, task in enumerate(self.tasks):
+            try:
+                worth = score(task, solver(task, self.planner), self.planner)
+            except InfeasibleTask:
+                continue
+            if worth.feasible:
+                found[:, i] = worth.makespan, worth.balance
+        return found[0], found[1]
+
+    def __call__(self, solver: Policy) -> dict[str, float]:
+        makespan, balance = self.makespans(solver)
+        return {"val/makespan": float((makespan / self.greedy).mean()), "val/balance": float(balance.mean())}
+
+
+def train(learner: Learner, out: Path, settings: Settings, command: str = "") -> Progress:
+    """Train until the iterations are done or validation gets no better; goes on where `out` left off."""
+    run = _Run(learner, out, settings, command)
+    progress = run.resume()
+    validate = Validation(learner.suite)
+    try:
+        while progress.iteration < settings.iterations and progress.bad < settings.patience:
+            progress = run.iteration(progress, validate)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"\nstopped; the same command goes on from iteration {run.progress.iteration}\n")
+        raise
+    finally:
+        run.checkpoint()  # of the last whole iteration
+        run.scalars.close()
+    return progress
+
+
+class _Run:
+    """A run's folder."""
+
+    def __init__(self, learner: Learner, out: Path, settings: Settings, command: str) -> None:
+        self.learner, self.out, self.settings, self.command = learner, out, settings, command
+        self.path, self.saved = out / "checkpoint.safetensors", time.monotonic()
+        self.progress, self.state = Progress(), learner.state()
+        self.first = 0  # iteration that this process began with
+        self.began = time.monotonic()
+
+    def resume(self) -> Progress:
+        """Where the folder's run left off; refuses the folder of another run."""
+        if self.path.exists():
+            state, card = load_tensors(self.path, "checkpoint")
+            for name, value in _identity(self.learner).items():
+                if card.get(name) != value:
+                    why = f"{self.out} holds a run with {name} {card.get(name)}, not {value}"
+                    raise InvalidTask(f"{why}: choose another folder, or the same settings")
+            self.learner.restore(state)
+            self.state, self.progress = state, Progress(**card["progress"])
+        self.first = self.progress.iteration
+        self.scalars = _Scalars(self.out, self.first)
+        return self.progress
+
+    def iteration(self, before: Progress, validate: Validation) -> Progress:
+        """One iteration, logged, with its validation and its checkpoint when they are due."""
+        start, number = time.monotonic(), before.iteration + 1
+        told = self.learner.iterate()
+        if not all(map(math.isfinite, told.values())):
+            why = f"iteration {number} gives {told}"
+            raise TrainingFailed(f"{why}; {self.path} keeps the run as it was before: lower the learning rate")
+        progress = replace(
+            before,
+            iteration=number,
+            steps=before.steps + int(told["steps"]),
+            simulator_calls=before.simulator_calls + int(told["simulator_calls"]),
+            seconds=before.seconds + time.monotonic() - start,
+        )
+        if number % self.settings.validate_every == 0 or number == self.settings.iterations:
+            progress = self._validated(progress, told, validate)
+        self.scalars.write(number, told)
+        self.progress, self.state = progress, self.learner.state()
+        self._tell(told)
+        if time.monotonic() - self.saved >= self.settings.checkpoint_seconds:
+            self.checkpoint()
+        return progress
+
+    def _validated(self, progress: Progress, told: dict[str, float], validate: Validation) -> Progress:
+        solver = self.learner.solver()
+        told |= validate(solver)
+        if told["val/makespan"] >= progress.best:
+            return replace(progress, bad=progress.bad + 1)
+        progress = replace(progress, best=told["val/makespan"], best_at=progress.iteration, bad=0)
+        solver.save(self.out / "best.safetensors")
+        card = {**_identity(self.learner), "progress": asdict(progress), "command": self.command}
+        write_whole(self.out / "card.json", json.dumps(card, indent=1) + "\n")
+        return progress
+
+    def checkpoint(self) -> None:
+        """Write the state after the last whole iteration."""
+        known = {name: value for name, value in asdict(self.progress).items() if value != math.inf}  # JSON has no inf
+        save_tensors(self.path, self.state, {"kind": "checkpoint", **_identity(self.learner), "progress": known})
+        self.saved = time.monotonic()
+
+    def _tell(self, told: Mapping[str, float]) -> None:
+        """Rate, time left, and the validation's result when there is one."""
+        p, done = self.progress, self.progress.iteration - self.first
+        each = (time.monotonic() - self.began) / done
+        left = each * (self.settings.iterations - p.iteration)
+        rate = f"{told['steps'] / each:,.0f} steps/s, {left / 60:.1f} min left"
+        found = f", {told['val/makespan']:.4f} x cost-greedy" if "val/makespan" in told else ""
+        best = f", best {p.best:.4f} at {p.best_at}" if p.best_at else ""
+        terminal = sys.stderr.isatty()
+        if terminal or found:
+            end = "\r" if terminal and not found else "\n"
+            sys.stderr.write(f"iteration {p.iteration}/{self.settings.iterations}, {rate}{found}{best}{end}")
+            sys.stderr.flush()
+
+
+def _identity(learner: Learner) -> dict[str, Any]:
+    """What makes two runs the same."""
+    config = json.loads(json.dumps(asdict(learner.config)))
+    suite = learner.suite
+    name = type(learner).__module__.rpartition(".")[2]
+    return {"learner": name, "suite": suite.key, "planner": suite.planner, "seed": learner.seed, "config": config}
+
+
+class _Scalars:
+    """`scalars.jsonl`, and TensorBoard's events where tensorboard is installed."""
+
+    def __init__(self, out: Path, iteration: int) -> None:
+        path = out / "scalars.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() and iteration else []
+        # what came after the checkpoint comes again
+        write_whole(path, "".join(f"{line}\n" for line in lines[:iteration]))
+        self.file = path.open("a", encoding="utf-8")
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            self.board = None
+        else:
+            self.board = SummaryWriter(str(out), purge_step=iteration + 1)  # type: ignore[no-untyped-call]
+
+    def write(self, iteration: int, told: Mapping[str, float]) -> None:
+        """One line an iteration."""
+        self.file.write(json.dumps({"iteration": iteration, **told}) + "\n")
+        self.file.flush()
+        if self.board is not None:
+            for name, value in told.items():
+                self.board.add_scalar(name, value, iteration)
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        self.file.close()
+        if self.board is not None:
+            self.board.close()
