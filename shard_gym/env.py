@@ -134,6 +134,7 @@ class ShardingEnv(gym.Env[Any, Any]):
         self._prepared: dict[int, Episode] = {}
         self._seed, self._episode = -1, 0
         self._state: AnyState | None = None
+        self._over = False
         self._window: Window | None = None
         self._paid = 0.0  # dense rewards of this episode so far
         self.num_devices = task.num_devices
@@ -150,7 +151,7 @@ class ShardingEnv(gym.Env[Any, Any]):
             self._seed = int(self.np_random.integers(2**63))
         begin = SplitState.start if self.bank.split_action else State.start
         state = self._state = begin(self._next({} if options is None else options), self._track)
-        self._paid = 0.0
+        self._over, self._paid = False, 0.0
         if self.render_mode == "human":
             self.render()
         return self._observe(state, self.most_nodes), {"action_mask": state.mask()}
@@ -158,7 +159,7 @@ class ShardingEnv(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Put the next table on device `action`; with split actions K halves it."""
         state = self._state
-        if state is None or state.done:
+        if state is None or self._over:
             self._refuse_step()
         if action.__class__ is not int:
             action = self._index(action)
@@ -168,7 +169,8 @@ class ShardingEnv(gym.Env[Any, Any]):
         if self.render_mode == "human":
             self.render()
         shown = self._observe(state, self.most_nodes)
-        if state.done:
+        self._over = state.done
+        if self._over:
             p = state.episode.prepared
             end = rewards.outcome(p.task, state.plan(), state.latency(), state.free)
             reward = rewards.end_reward(self.reward, p, end) - self._paid

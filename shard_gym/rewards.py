@@ -42,11 +42,10 @@ class Outcome:
             "feasible": self.excess == 0,
             "task": prepared.task.hash,
         }
-        slowest = self.latency.cost(prepared.task.objective).argmax()
         for name in ("spread", "distance"):
             values = getattr(self.latency, name)
             if values is not None:
-                told[name] = float(values[slowest])
+                told[name] = float(values[self.latency.cost(prepared.task.objective).argmax()])
         return told
 
 
