@@ -188,7 +188,8 @@ def markdown(found: dict[str, Any]) -> list[str]:
         "in an order of its own. Measured: the largest of the devices' medians over the runs. Optimism: measured over "
         "predicted makespan, minus 1, ± standard error over tasks. The largest of eight noisy times is too long, most "
         "of all in a single run (each is given). Crossed is free of that, and a little too short instead: the device "
-        "that is slowest by the other runs, as a run measured it.",
+        "that is slowest by the other runs, as a run measured it. Both readings were settled after the first run was "
+        "seen and before the other two were there.",
         "",
         "| plans by | predicted, ms | measured, ms | optimism | crossed | single runs | of the judge "
         "| speedup predicted | judged | measured | crossed |",
