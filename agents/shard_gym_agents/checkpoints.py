@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
+from shard_gym import card_files
 from shard_gym.errors import CorruptFile
-from shard_gym.files import write_whole
 from shard_gym.tables import FEATURES
 
 SCHEMA = "shard-gym/learner/1"
@@ -71,38 +67,15 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, held: dict[str, Tensor]
 
 def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], card: Mapping[str, Any]) -> None:
     """A safetensors file with a card, whole or not at all."""
-    write_whole(path, _file_content(tensors, card))
-
-
-def _file_content(tensors: Mapping[str, Tensor], card: Mapping[str, Any]) -> bytes:
-    told = json.dumps({"features": list(FEATURES), **card}, sort_keys=True)
-    kept = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    return safetensors_bytes(kept, {"schema": SCHEMA, "card": told, "sha256": _sha256(kept, told)})
+    kept = {name: value.detach().cpu().numpy() for name, value in tensors.items()}
+    card_files.write(path, SCHEMA, kept, {"features": list(FEATURES), **card})
 
 
 def load_tensors(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and card of a file whose card has this `kind`; what is damaged or something else is refused."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
-        if metadata.get("schema") != SCHEMA:
-            raise CorruptFile(f"{path} has schema {metadata.get('schema')}, expected {SCHEMA}: train it again")
-        card = json.loads(metadata["card"])
-    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
-        raise CorruptFile(f"{path} is not a whole file of a learner, train or fetch it again: {error}") from error
-    if _sha256(tensors, metadata["card"]) != metadata.get("sha256"):
-        raise CorruptFile(f"{path} does not match its hash: it was changed or damaged, train or fetch it again")
+    arrays, card = card_files.read(path, SCHEMA, "train it again")
     if card.get("kind") != kind:
         raise CorruptFile(f"{path} holds a {card.get('kind')}, expected a {kind}")
     if card.get("features") != list(FEATURES):
         raise CorruptFile(f"{path} expects features {card.get('features')}, here they are {list(FEATURES)}")
-    return tensors, card
-
-
-def _sha256(tensors: Mapping[str, Tensor], card: str) -> str:
-    digest = hashlib.sha256(card.encode())
-    for name in sorted(tensors):
-        value = tensors[name]
-        digest.update(f"{name}{value.dtype}{tuple(value.shape)}".encode() + value.numpy().tobytes())
-    return digest.hexdigest()
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}, card
