@@ -11,7 +11,7 @@ import torch
 from shard_gym import Plan, make_pool, simulators
 from shard_gym.suites import Suite
 from shard_gym.tasks import Task
-from shard_gym_agents.checkpoints import packed, unpack
+from shard_gym_agents.learners.checkpoints import packed, unpack
 from tests.env_helpers import PoolingMs
 
 

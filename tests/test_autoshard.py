@@ -10,10 +10,10 @@ from shard_gym.evaluate import Unseen, score
 from shard_gym.memory import device_bytes, table_bytes
 from shard_gym.tasks import Task
 from shard_gym.vector_env import ShardingVectorEnv
-from shard_gym_agents.autoshard import AutoShard, Config, Learner
-from shard_gym_agents.autoshard_network import TABLE, Net
-from shard_gym_agents.checkpoints import save_tensors
-from shard_gym_agents.training import Settings, train
+from shard_gym_agents.learners.autoshard import AutoShard, Config, Learner
+from shard_gym_agents.learners.autoshard_network import TABLE, Net
+from shard_gym_agents.learners.checkpoints import save_tensors
+from shard_gym_agents.learners.training import Settings, train
 from tests.env_helpers import PoolingMs
 from tests.learner_helpers import one_thread, same, toy_planner, toy_suite  # noqa: F401
 

@@ -12,10 +12,10 @@ from shard_gym.memory import device_bytes
 from tests.env_helpers import PoolingMs
 
 torch = pytest.importorskip("torch")
-from shard_gym_agents import boards  # noqa: E402
-from shard_gym_agents.boards import Board  # noqa: E402
-from shard_gym_agents.checkpoints import save_tensors  # noqa: E402
-from shard_gym_agents.dreamshard import (  # noqa: E402
+from shard_gym_agents.learners import boards  # noqa: E402
+from shard_gym_agents.learners.boards import Board  # noqa: E402
+from shard_gym_agents.learners.checkpoints import save_tensors  # noqa: E402
+from shard_gym_agents.learners.dreamshard import (  # noqa: E402
     Config,
     DreamShard,
     Learner,
@@ -24,7 +24,7 @@ from shard_gym_agents.dreamshard import (  # noqa: E402
     play,
     worth,
 )
-from shard_gym_agents.dreamshard_networks import CostNet, Nets, composed  # noqa: E402
+from shard_gym_agents.learners.dreamshard_networks import CostNet, Nets, composed  # noqa: E402
 
 SCALING = np.stack([np.zeros(21), np.ones(21)])
 SCALING[:, 1:3] = [[100, 3], [50, 2]]  # rows and pooling of the tables below

@@ -10,9 +10,9 @@ from shard_gym.memory import device_bytes
 from tests.env_helpers import PoolingMs
 
 torch = pytest.importorskip("torch")
-from shard_gym_agents import boards  # noqa: E402
-from shard_gym_agents.boards import Board  # noqa: E402
-from shard_gym_agents.rnn import Config, Learner, Net, Rnn, play, rewards  # noqa: E402
+from shard_gym_agents.learners import boards  # noqa: E402
+from shard_gym_agents.learners.boards import Board  # noqa: E402
+from shard_gym_agents.learners.rnn import Config, Learner, Net, Rnn, play, rewards  # noqa: E402
 from tests.test_dreamshard import SCALING, ToySuite, relative, toy  # noqa: E402
 
 SMALL = Config(tasks=3, episodes=8, learning_rate=1e-2, horizon=25)

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidTask
-from shard_gym_agents import checkpoints, cli, training
-from shard_gym_agents.checkpoints import load_tensors, packed, save_tensors, unpack
-from shard_gym_agents.train_cli import LEARNERS
-from shard_gym_agents.training import Settings, TrainingFailed, Validation, episode_seeds, train
+from shard_gym_agents import cli
+from shard_gym_agents.learners import checkpoints, training
+from shard_gym_agents.learners.checkpoints import load_tensors, packed, save_tensors, unpack
+from shard_gym_agents.learners.train_cli import LEARNERS
+from shard_gym_agents.learners.training import Settings, TrainingFailed, Validation, episode_seeds, train
 from tests.learner_helpers import FakeConfig, FakeLearner, FakePolicy, one_thread, same, toy_planner, toy_suite  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("toy_planner", "one_thread")

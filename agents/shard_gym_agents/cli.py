@@ -27,7 +27,7 @@ from shard_gym.tasks import OBJECTIVES, OPTIMIZERS, Task
 OTHERS = {
     "measure": ("shard_gym.simulators.measure", "measure shards on this machine (needs torch and FBGEMM)"),
     "fit": ("shard_gym.cost_models.fit", "fit a cost network to measurements (needs torch)"),
-    "train": ("shard_gym_agents.train_cli", "train a learner on a suite (needs torch)"),
+    "train": ("shard_gym_agents.learners.train_cli", "train a learner on a suite (needs torch)"),
 }
 SIMULATOR = "roofline:rtx2080ti-x4-v1"  # of tasks that belong to no suite
 

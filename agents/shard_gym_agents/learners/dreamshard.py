@@ -33,12 +33,12 @@ from shard_gym.simulators.base import counted
 from shard_gym.suites import Suite
 from shard_gym.tables import FEATURES
 from shard_gym.tasks import Task
-from shard_gym_agents import boards
-from shard_gym_agents.boards import Board
-from shard_gym_agents.checkpoints import load_tensors, packed, save_tensors, under, unpack
-from shard_gym_agents.dreamshard_networks import CostNet, Nets, PolicyNet, composed
+from shard_gym_agents.learners import boards
+from shard_gym_agents.learners.boards import Board
+from shard_gym_agents.learners.checkpoints import load_tensors, packed, save_tensors, under, unpack
+from shard_gym_agents.learners.dreamshard_networks import CostNet, Nets, PolicyNet, composed
+from shard_gym_agents.learners.training import episode_seeds
 from shard_gym_agents.solver import refuse_constraints
-from shard_gym_agents.training import episode_seeds
 
 ORDERS = ("cost", "size")
 

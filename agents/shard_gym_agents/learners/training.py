@@ -28,7 +28,7 @@ from shard_gym.plan import Plan
 from shard_gym.simulators import Simulator
 from shard_gym.suites import Suite
 from shard_gym.tasks import Task
-from shard_gym_agents.checkpoints import load_tensors, save_tensors
+from shard_gym_agents.learners.checkpoints import load_tensors, save_tensors
 
 
 class TrainingFailed(ShardGymError):

@@ -33,11 +33,11 @@ from shard_gym.simulators.base import Counted
 from shard_gym.suites import Suite
 from shard_gym.tasks import Task
 from shard_gym.vector_env import ShardingVectorEnv
-from shard_gym_agents.autoshard_network import TABLE, Net
-from shard_gym_agents.checkpoints import load_tensors, packed, save_tensors, under, unpack
-from shard_gym_agents.impala import Episodes, vtrace
+from shard_gym_agents.learners.autoshard_network import TABLE, Net
+from shard_gym_agents.learners.checkpoints import load_tensors, packed, save_tensors, under, unpack
+from shard_gym_agents.learners.impala import Episodes, vtrace
+from shard_gym_agents.learners.training import episode_seeds
 from shard_gym_agents.solver import refuse_constraints, require_fast, require_number
-from shard_gym_agents.training import episode_seeds
 
 KIND = "autoshard"
 LEAST = -1e9  # the score of a device that is full

@@ -15,10 +15,10 @@ import torch
 
 from shard_gym import suites
 from shard_gym.errors import InvalidTask, ShardGymError
-from shard_gym_agents.training import Progress, Settings, train
+from shard_gym_agents.learners.training import Progress, Settings, train
 
 # name -> module with a `Config` and a `Learner`
-LEARNERS = {name: f"shard_gym_agents.{name}" for name in ("autoshard", "dreamshard", "rnn")}
+LEARNERS = {name: f"shard_gym_agents.learners.{name}" for name in ("autoshard", "dreamshard", "rnn")}
 
 
 def add_config(parser: argparse.ArgumentParser, config: type) -> None:

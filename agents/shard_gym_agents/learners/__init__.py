@@ -1,0 +1,1 @@
+"""Solvers that learn. Needs torch."""
