@@ -68,9 +68,10 @@ class ShardingEnv(gym.Env[Any, Any]):
     the sum of its tables' embeddings over an even share), `remaining` [5] (tables, summed single cost, bytes
     and columns left, and the dearest left over the dearest of all) and `action_mask` [K]. It is what a
     feed-forward policy can use, but tables still to come are only summed up, so it is nearly Markov, not
-    quite. `"set"` is Markov within a suite, a `Dict` padded to the bank's longest task: `tables` [N, 21],
-    `sizes` [N] (bytes over the largest device's), `device` [N] (-1: not placed), `order` [N] (table of each
-    step, -1: padding), `position` [1], `capacity` and `speed` [K], `action_mask` [K].
+    quite. `"ahead"` adds `ahead` [K]: each device's predicted cost, scaled as in `devices`, if the next table went
+    there (at the end, what it costs). `"set"` is Markov within a suite, a `Dict` padded to the bank's longest task:
+    `tables` [N, 21], `sizes` [N] (bytes over the largest device's), `device` [N] (-1: not placed), `order` [N]
+    (table of each step, -1: padding), `position` [1], `capacity` and `speed` [K], `action_mask` [K].
 
     With split actions halves count as tables in all of them: the share placed is of the tables and halves that
     there are by now, and `remaining` is over what there was before any split (so it may exceed 1), its last entry
@@ -94,7 +95,7 @@ class ShardingEnv(gym.Env[Any, Any]):
     0 inside).
 
     **Devices** may differ in memory and speed (`Task.memory`, `Task.speed`) and share links in groups
-    (`Task.links`). Masks follow memory, costs speed and links; `"full"` and `"set"` show memory and speed.
+    (`Task.links`). Masks follow memory, costs speed and links; all but `"table"` show memory and speed.
 
     **Arguments.** `tasks`: a suite's name, tasks, or a `Bank`, which may scale features (raw by default).
     `split`: "train", "val" or "test". `simulator`: an id or a simulator; the suite's planner by default. One
@@ -126,10 +127,10 @@ class ShardingEnv(gym.Env[Any, Any]):
         self._fixed_order = "given" if self.order == "random" else self.order
         self.render_mode = _known("render_mode", render_mode, (None, *self.metadata["render_modes"]))
         self.simulator = _simulator(default_simulator if simulator is None else simulator)
-        if observation == "full" and not isinstance(self.simulator, FastSimulator):
-            raise InvalidTask(f'"full" shows embeddings and {self.simulator.id} has none: use "table" or "set"')
         self.most_nodes, shows = bank.most_nodes(), SPLIT_OBSERVATIONS if bank.split_action else OBSERVATIONS
         self._dense, self._shown = self.reward == "dense", shows[observation]
+        if self._shown.needs_sums and not isinstance(self.simulator, FastSimulator):
+            raise InvalidTask(f'"{observation}" shows embeddings, {self.simulator.id} has none: use "table" or "set"')
         self._observe, self._track = self._shown.observe, self._dense or self._shown.needs_sums
         self._prepared: dict[int, Episode] = {}
         self._seed, self._episode = -1, 0

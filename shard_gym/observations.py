@@ -1,4 +1,4 @@
-"""What a policy sees: three observations, each a space and a function of the episode's state."""
+"""What a policy sees: four observations, each a space and a function of the episode's state."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from gymnasium import spaces
 
 from shard_gym.episodes import Prepared
 from shard_gym.nodes import MOST_HALVINGS
+from shard_gym.simulators import FastSimulator
+from shard_gym.simulators.base import costs_with
 from shard_gym.states import AnyState, SplitState, State
 from shard_gym.tables import FEATURES
 
@@ -24,7 +26,7 @@ class Observation:
 
     space: Callable[[Prepared, int], spaces.Space]
     observe: Callable[[Any, int], Any]
-    needs_sums: bool = False  # each step asks the simulator
+    needs_sums: bool = False  # each step asks the simulator, which must be fast
 
 
 def _box(low: float, high: float, *shape: int, dtype: type = np.float32) -> spaces.Box:
@@ -78,6 +80,22 @@ def _devices(state: AnyState) -> np.ndarray:
     shown[:, 3] = p.speed
     shown[:, 4:] = sums / p.even_share
     return shown
+
+
+def ahead_space(prepared: Prepared, most: int) -> spaces.Dict:
+    """That of `full`, and each device's cost with the next table on it."""
+    cost = _box(-INF, INF, prepared.task.num_devices)
+    return spaces.Dict([*full_space(prepared, most).spaces.items(), ("ahead", cost)])
+
+
+def ahead(state: AnyState, most: int) -> dict[str, np.ndarray]:
+    """What `full` shows, and what each device would cost with the next table on it, (K,); at the end, what it costs."""
+    p, shown = state.episode.prepared, full(state, most)
+    if state.done:
+        return shown | {"ahead": shown["devices"][:, 2].copy()}
+    assert state.sums is not None and p.embedding is not None and isinstance(p.simulator, FastSimulator)
+    cost = costs_with(p.task, p.simulator, state.sums, p.embedding[state.episode.order[state.position]])
+    return shown | {"ahead": (cost * len(cost) / p.total_cost).astype(np.float32)}
 
 
 def set_space(prepared: Prepared, most: int) -> spaces.Dict:
@@ -144,6 +162,7 @@ def _listed(state: AnyState, most: int, **where: np.ndarray) -> dict[str, np.nda
 OBSERVATIONS = {
     "table": Observation(table_space, table),
     "full": Observation(full_space, full, needs_sums=True),
+    "ahead": Observation(ahead_space, ahead, needs_sums=True),
     "set": Observation(set_space, set_),
 }
 SPLIT_OBSERVATIONS = OBSERVATIONS | {"set": Observation(split_set_space, split_set)}  # with split actions

@@ -77,7 +77,7 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         self.single_action_space, self.single_observation_space = env.action_space, env.observation_space
         self.num_actions = int(env.action_space.n)  # type: ignore[attr-defined]
         self._dense, self._shelf = env.reward == "dense", Shelf(env)
-        summed = self._dense or env.observation == "full"
+        summed = self._dense or self._shelf.full
         track = summed or env.bank.split_action or env.num_devices >= MANY_DEVICES
         self._states = states = States(self._shelf, self.num_envs, track and self._shelf.width > 0)
         self._costs = RunningCosts(self._shelf, states) if summed else None

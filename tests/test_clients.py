@@ -18,7 +18,7 @@ from tests.env_helpers import play_where_it_fits
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SMALL = ["DLRM-10x2", "Mixed-10to59x4-Split"]  # the shortest, and one with splits and tasks of different length
-OBSERVATIONS = ["table", "full", "set"]
+OBSERVATIONS = ["table", "full", "ahead", "set"]
 
 
 def example(name):

@@ -137,7 +137,7 @@ def test_costs_that_are_not_numbers_are_told():
 @pytest.mark.parametrize(
     ("setting", "valid"),
     [
-        ("observation", "full, set, table"),
+        ("observation", "ahead, full, set, table"),
         ("reward", "balance, dense, latency"),
         ("order", "cost, given, random, size"),
         ("split", "test, train, val"),

@@ -11,6 +11,7 @@ from shard_gym.episodes import FIXED_ORDERS
 from shard_gym.errors import InvalidTask
 from shard_gym.evaluate import score
 from shard_gym.nodes import Nodes
+from shard_gym.observations import SPLIT_OBSERVATIONS
 from shard_gym.plan import Plan
 from shard_gym.simulators import FastSimulator, Latency
 from shard_gym.tasks import Constraints, Task
@@ -211,7 +212,7 @@ def test_rendering_tells_the_half():
     assert env.render().endswith("2 of 2")
 
 
-@pytest.mark.parametrize("observation", ["table", "full", "set"])
+@pytest.mark.parametrize("observation", SPLIT_OBSERVATIONS)
 def test_what_is_returned_belongs_to_the_caller(observation):
     env = ShardingEnv("mixed-10to59x4-split", observation=observation)
     untouched = str(env.reset(seed=0))

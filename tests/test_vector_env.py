@@ -29,6 +29,7 @@ SUITES = {  # of each kind one: its longest episodes
     "mixed-10to59x4": 59,
     "mixed-10to59x4-split": 200,
 }
+LARGER = [("table", False), ("full", False), ("full", True), ("ahead", False), ("ahead", True)]
 COMBINATIONS = [(o, r, q) for o in OBSERVATIONS for r in REWARDS for q in ORDERS]
 lenient = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -90,7 +91,7 @@ def banks(draw):
 )
 def test_any_tasks_to_the_bit(learned, bank, combination, mode, simulator, seed):
     observation, reward, order = combination
-    if simulator == "slow" and observation == "full":
+    if simulator == "slow" and observation in ("full", "ahead"):
         observation = "set"
     made = {"roofline": simulators.make(DEFAULT_SIMULATOR), "learned": learned, "slow": Slow()}[simulator]
     scalar, ours = pair(bank, 3, mode, observation=observation, reward=reward, order=order, simulator=made)
@@ -117,7 +118,7 @@ def larger_task(tables: int, **settings) -> Task:
 
 
 @pytest.mark.parametrize("order", ["cost", "random"])
-@pytest.mark.parametrize(("observation", "split_action"), [("table", False), ("full", False), ("full", True)])
+@pytest.mark.parametrize(("observation", "split_action"), LARGER)
 def test_a_given_task_larger_than_any_of_the_bank(observation, split_action, order):
     bank = Bank((tiny_task(splits_allowed=split_action),), split_action=split_action)
     scalar, ours = pair(bank, 3, observation=observation, order=order, reward="dense", simulator=PoolingMs())
@@ -184,7 +185,8 @@ def test_one_call_of_the_simulator_however_many_end():
             self.calls += 1
             return super().decode(task, sums)
 
-    for observation, calls in (("table", 1), ("full", 4)):  # "full" asks in each step, about the chosen devices
+    # "full" asks in each step about the chosen devices, "ahead" about all of them too
+    for observation, calls in (("table", 1), ("full", 4), ("ahead", 7)):
         env = tiny_vector(num_envs=500, simulator=Counting(), observation=observation)
         env.reset(seed=0)
         env.simulator.calls = 0
@@ -237,7 +239,7 @@ def test_without_copies_observations_are_written_over(observation):
     assert_same(expected, first)
     then = shared.step([0, 1, 0])[0]
     assert_same(other.step([0, 1, 0])[0], then)
-    key = {"full": "devices", "set": "device"}.get(observation)
+    key = {"full": "devices", "ahead": "ahead", "set": "device"}.get(observation)
     assert np.shares_memory(first[key], then[key]) if key else first is then
 
 

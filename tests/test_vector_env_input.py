@@ -27,7 +27,7 @@ def test_unknown_names_list_the_known():
         UnknownName, match="unknown autoreset_mode 'Never'; choose one of: Disabled, NextStep, SameStep"
     ):
         tiny("Never")
-    with pytest.raises(UnknownName, match="unknown observation 'pixels'; choose one of: full, set, table"):
+    with pytest.raises(UnknownName, match="unknown observation 'pixels'; choose one of: ahead, full, set, table"):
         gym.make_vec("ShardGym-MetaSyn-80x8", num_envs=2, observation="pixels")
     with pytest.raises(UnknownName, match="unknown reset option 'tasks'; choose one of: reset_mask, task"):
         tiny().reset(options={"tasks": []})
@@ -35,7 +35,7 @@ def test_unknown_names_list_the_known():
         tiny().reset(options=3)
 
 
-@pytest.mark.parametrize("observation", ["full", "set"])
+@pytest.mark.parametrize("observation", ["full", "ahead", "set"])
 @pytest.mark.parametrize("suite", ["dlrm-10x2", "mixed-10to59x4-split"])
 def test_observations_list_their_parts_as_the_space_does(suite, observation):
     env = ShardingVectorEnv(ShardingEnv(suite, observation=observation), 2, "SameStep")

@@ -13,7 +13,8 @@ from shard_gym.errors import UnknownName
 from shard_gym.memory import table_bytes
 from shard_gym.plan import Plan
 from shard_gym.random_plans import no_room
-from shard_gym.simulators import FastSimulator, Simulator, single_costs
+from shard_gym.simulators import Simulator, single_costs
+from shard_gym.simulators.base import costs_with
 from shard_gym.tables import TablePool
 from shard_gym.tasks import Task
 from shard_gym_agents.solver import refuse_constraints, require_fast, require_number
@@ -114,13 +115,3 @@ class CostGreedy:
             sums[d] += tables[t]
             free[d] -= size[t]
         return Plan(tuple(placement))
-
-
-def costs_with(task: Task, planner: FastSimulator, sums: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """What each device would cost if it took one more table: sums (K, H), table (H,) -> (K,)."""
-    if task.objective == "kernel":  # a device's cost depends on nothing but its own tables
-        return planner.decode(task, sums + table).compute
-    k = task.num_devices
-    each = np.broadcast_to(sums, (k, *sums.shape)).copy()
-    each[np.arange(k), np.arange(k)] += table
-    return planner.decode(task, each).cost(task.objective).diagonal()

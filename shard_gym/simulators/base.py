@@ -13,6 +13,7 @@ from shard_gym.memory import device_sums
 from shard_gym.tasks import OBJECTIVES, Task
 
 TABLES_AT_ONCE = 64  # costed one by one in one call, to bound memory on many devices
+SHARDS_AT_ONCE = 2**14  # decoded in one call where every device is tried in turn
 GRAIN = 2.0**14  # embeddings are multiples of 1/GRAIN: float64 sums of them are exact in any order
 
 
@@ -118,6 +119,22 @@ def single_costs(simulator: Simulator, task: Task) -> np.ndarray:
         sums[:, 0] = part
         makespans.append(simulator.decode(task, sums).makespan(task.objective))
     return np.concatenate(makespans)
+
+
+def costs_with(task: Task, simulator: FastSimulator, sums: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """What each device would cost if it took one more table: sums (..., K, H), table (..., H) -> (..., K)."""
+    if task.objective == "kernel":  # a device's cost depends on nothing but its own tables
+        return simulator.decode(task, sums + table[..., None, :]).compute
+    *_, k, width = sums.shape
+    plans, tables = sums.reshape(-1, k, width), table.reshape(-1, width)
+    cost, count = np.empty(len(plans) * k), max(1, SHARDS_AT_ONCE // k)
+    for start in range(0, len(cost), count):
+        part = np.arange(start, min(start + count, len(cost)))
+        plan, device = np.divmod(part, k)
+        tried, each = plans[plan], np.arange(len(part))
+        tried[each, device] += tables[plan]
+        cost[part] = simulator.decode(task, tried).cost(task.objective)[each, device]
+    return cost.reshape(sums.shape[:-1])
 
 
 def counted(simulator: Simulator) -> Counted | CountedCalls:

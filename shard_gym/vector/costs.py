@@ -8,6 +8,7 @@ from dataclasses import fields
 import numpy as np
 
 from shard_gym.simulators import FastSimulator, Latency
+from shard_gym.simulators.base import costs_with
 from shard_gym.tasks import Task
 from shard_gym.vector.record import Record
 from shard_gym.vector.shelf import Shelf
@@ -105,6 +106,16 @@ class RunningCosts:
                 self.cost.reshape(-1)[states.chosen[part]] = costs
             else:
                 self.cost[part] = simulator.decode(task, states.sums[part]).cost(task.objective)
+
+
+def costs_ahead(shelf: Shelf, states: States) -> np.ndarray:
+    """What each device would cost with its episode's next piece on it, (n, K) ms; at ends, what it costs."""
+    simulator, pieces = shelf.env.simulator, shelf.rows.embedding.take(states.row, axis=0)  # zeros at ends
+    assert isinstance(simulator, FastSimulator) and states.sums is not None
+    cost = np.empty(states.free.shape)
+    for part, task in _alike(shelf, states.slot):
+        cost[part] = costs_with(task, simulator, states.sums[part], pieces[part])
+    return cost
 
 
 def _devices_apart(task: Task) -> bool:

@@ -28,7 +28,7 @@ class Rows:
     table: np.ndarray  # (R,) int64 the node's table; at the end the number of tables
     whole: np.ndarray  # (R,) int8, 1 where a table waits when the episode begins, and at the end
     halves: np.ndarray  # (R,) int64 position where the halves of a piece wait; -1: it must not be split
-    # for "full" only:
+    # for "full" and "ahead" only:
     amounts: np.ndarray  # (R, 4) what a piece counts for in what remains
     alone: np.ndarray  # (R,) single cost, ms
     remaining: np.ndarray  # (R, 5) float32; with split actions its last column only
@@ -53,7 +53,7 @@ class Slots:
     # for "latency" and "dense" only:
     worst: np.ndarray  # ms
     reference: np.ndarray  # ms
-    # for "full" only:
+    # for "full" and "ahead" only:
     even_share: np.ndarray  # (S, H)
     total_cost: np.ndarray  # ms
     total: np.ndarray  # (S, 4) what remains at the start
@@ -88,7 +88,7 @@ class Shelf:
 
     def __init__(self, env: ShardingEnv) -> None:
         self.env, self.num_devices = env, env.num_devices
-        self.full, self.scored = env.observation == "full", env.reward != "balance"
+        self.full, self.scored = env._shown.needs_sums, env.reward != "balance"
         first = self._prepared(env.bank.tasks[0], None)
         self.width = 0 if first.prepared.embedding is None else first.prepared.embedding.shape[1]
         all_nodes = [Nodes.of(task, env.bank.split_action) for task in env.bank.tasks]

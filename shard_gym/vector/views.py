@@ -6,23 +6,26 @@ environments, and the `final` observation of episodes that are over and not yet 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from shard_gym.vector.costs import RunningCosts
+from shard_gym.vector.costs import RunningCosts, costs_ahead
 from shard_gym.vector.shelf import Shelf
 from shard_gym.vector.states import States
 
+View: TypeAlias = "TableView | FullView | AheadView | SetView"
 
-def make_view(shelf: Shelf, states: States, costs: RunningCosts | None, copy: bool) -> TableView | FullView | SetView:
+
+def make_view(shelf: Shelf, states: States, costs: RunningCosts | None, copy: bool) -> View:
     """The view of the observation that was asked for."""
     if shelf.env.observation == "table":
         return TableView(shelf, states, copy)
     if shelf.env.observation == "set":
         return SetView(shelf, states, copy)
     assert costs is not None
-    return FullView(shelf, states, costs, copy)
+    made = AheadView if shelf.env.observation == "ahead" else FullView
+    return made(shelf, states, costs, copy)
 
 
 def each(shown: Any) -> list[Any]:
@@ -134,6 +137,34 @@ class FullView:
         shown[..., 3] = of.speed[slots]
         shown[..., 4:] = states.sums[envs] / of.even_share[slots, None]
         return shown
+
+
+class AheadView:
+    """The full view, and what each device would cost with the next piece on it."""
+
+    def __init__(self, shelf: Shelf, states: States, costs: RunningCosts, copy: bool) -> None:
+        self.shelf, self.states, self.copy = shelf, states, copy
+        self.full = FullView(shelf, states, costs, copy)
+        self.ahead = np.empty(states.free.shape, np.float32)
+
+    def placed(self) -> None:
+        """Nothing is kept."""
+
+    def begin(self, envs: np.ndarray) -> None:
+        self.full.begin(envs)
+
+    def update(self) -> None:
+        self.full.update()
+        cost = costs_ahead(self.shelf, self.states)
+        cost *= self.states.num_devices
+        np.divide(cost, self.full.total_cost[:, None], out=self.ahead, casting="same_kind")
+
+    def show(self, masks: np.ndarray) -> dict[str, np.ndarray]:
+        return {**self.full.show(masks), "ahead": self.ahead.copy() if self.copy else self.ahead}
+
+    def final(self, envs: np.ndarray, cost: np.ndarray) -> dict[str, np.ndarray]:
+        shown = self.full.final(envs, cost)
+        return {**shown, "ahead": shown["devices"][..., 2].copy()}
 
 
 class SetView:
