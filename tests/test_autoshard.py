@@ -5,14 +5,15 @@ import pytest
 import torch
 
 from shard_gym import Constraints, make_pool, simulators, suites
-from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidTask, SimulatorError
+from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidTask, SimulatorError, UnknownName
 from shard_gym.evaluate import Unseen, score
 from shard_gym.memory import device_bytes, table_bytes
 from shard_gym.tasks import Task
 from shard_gym.vector_env import ShardingVectorEnv
-from shard_gym_agents.learners.autoshard import AutoShard, Config, Learner
+from shard_gym_agents.learners.autoshard import AutoShard, Config, Learner, load
+from shard_gym_agents.learners.autoshard_actors import Actor, Order
 from shard_gym_agents.learners.autoshard_network import TABLE, Net
-from shard_gym_agents.learners.checkpoints import save_tensors
+from shard_gym_agents.learners.checkpoints import packed, save_tensors
 from shard_gym_agents.learners.training import Settings, train
 from tests.env_helpers import PoolingMs
 from tests.learner_helpers import one_thread, same, toy_planner, toy_suite  # noqa: F401
@@ -33,6 +34,12 @@ def untrained(seed=0, order="cost", **config):
     return AutoShard(net(seed), {**card, "config": asdict(Config(**config))})
 
 
+def episodes(learner, seed=0):
+    """What one actor plays with the weights of now."""
+    actor = Actor(learner.stage, learner.config.num_envs)
+    return actor.play(Order(seed, 0, packed(net=learner.net))).episodes
+
+
 @pytest.mark.parametrize(("objective", "cost_model"), [("kernel", True), ("iteration", True), ("kernel", False)])
 def test_it_learns_the_optimum_of_a_toy(tmp_path, objective, cost_model):
     """Tables of 1, 2, 3 and 4 ms on two devices: 5 | 5 is the one best split."""
@@ -42,15 +49,15 @@ def test_it_learns_the_optimum_of_a_toy(tmp_path, objective, cost_model):
     learner = Learner(suite, Config(num_envs=32, batch=8, learning_rate=1e-3, cost_model=cost_model), seed=0)
     progress = train(learner, tmp_path, Settings(iterations=40, validate_every=5, patience=6, checkpoint_seconds=1e9))
     assert progress.best == 1.0
-    solver = AutoShard.load(tmp_path / "best.safetensors")
+    solver = load(tmp_path / "best.safetensors")
     for task in learner.suite.tasks():
         assert score(task, solver(task, PoolingMs()), PoolingMs()).makespan == 5
 
 
 def test_actors_lag_and_the_lag_is_told():
-    """Two updates an iteration: weights of the update before, then they are one more behind at each batch."""
+    """Two updates an iteration: weights of the iteration before, one more update behind at each batch."""
     learner = Learner(toy_suite(), replace(SMALL, lag=1), seed=0)
-    assert [learner.iterate()["lag"] for _ in range(3)] == [0.5, 1.5, 1.5]
+    assert [learner.iterate()["lag"] for _ in range(3)] == [0.5, 2.5, 2.5]
     assert [learner.iterate()["updates"] for _ in range(2)] == [8, 10]
     exact = Learner(toy_suite(), replace(SMALL, lag=0), seed=0)
     assert [exact.iterate()["lag"] for _ in range(2)] == [0.5, 0.5]
@@ -62,7 +69,7 @@ def test_actors_play_with_the_weights_of_then():
     for _ in range(5):
         weights.append({name: value.clone() for name, value in learner.net.state_dict().items()})
         learner.iterate()
-        assert same(learner.actor.state_dict(), weights[max(0, len(weights) - 3)])
+        assert same(learner.crew.actor.net.state_dict(), weights[max(0, len(weights) - 3)])
 
 
 def test_importance_weights_are_one_without_lag():
@@ -100,7 +107,7 @@ def test_a_restored_learner_goes_on_to_the_bit(lag):
 def test_tasks_of_different_lengths_are_played_to_their_ends():
     short, long = toy_suite((1, 2)), toy_suite((1, 2, 3, 4, 5, 6))  # the short ones begin again and end once more
     learner = Learner(replace(short, toys=short.toys + long.toys), SMALL, seed=0)
-    played = learner.play(learner.net)
+    played = episodes(learner)
     lengths = played.alive.sum(0).tolist()
     assert set(lengths) == {2, 6} and len(played.alive) == 6
     assert ((played.rewards != 0).sum(0) <= 1).all() and (played.rewards[played.alive == 0] == 0).all()
@@ -113,7 +120,7 @@ def test_tasks_of_different_lengths_are_played_to_their_ends():
 def test_the_actors_keep_to_the_mask():
     """Each device has room for two of four tables."""
     learner = Learner(toy_suite(room=2 * 100 * 16 * 2), replace(SMALL, num_envs=64), seed=0)
-    played = learner.play(learner.net)
+    played = episodes(learner)
     assert (played.mask.gather(-1, played.actions[..., None]) == 1).all()
     assert (played.rewards.sum(0) > 0).all()  # balance of a plan that fits
 
@@ -123,7 +130,10 @@ def test_the_solver_sees_what_the_actors_see(key, cost_model):
     """Its plan, played in the environment: of what actors compute there, each action has the highest score."""
     learner = Learner(suites.get(key), replace(SMALL, cost_model=cost_model), seed=0)
     learner.iterate()
-    envs, planner = ShardingVectorEnv(learner.envs.env, 1), simulators.make(learner.suite.planner)
+    envs, planner = (
+        ShardingVectorEnv(learner.stage.env(simulators.make(learner.suite.planner)), 1),
+        simulators.make(learner.suite.planner),
+    )
     for task in learner.suite.tasks("train")[:2]:
         plan, memory, sums = learner.solver()(task, planner), None, torch.zeros(1, task.num_devices, TABLE)
         shown, _ = envs.reset(options={"task": task})
@@ -155,9 +165,9 @@ def test_the_ablation_asks_the_planner_nothing():
     assert solver.track == "blind" and untrained().track == "search"
     assert solver(task, Unseen(ROOFLINE)) == solver(task, ROOFLINE)
     learner = Learner(toy_suite(), replace(SMALL, cost_model=False), seed=0)
-    assert learner.order == "size" and (learner.play(learner.net).costs == 0).all()
+    assert learner.order == "size" and (episodes(learner).costs == 0).all()
     with_costs = Learner(toy_suite(), SMALL, seed=0)
-    assert with_costs.order == "cost" and (with_costs.play(with_costs.net).costs[1:].sum(-1) > 0).all()
+    assert with_costs.order == "cost" and (episodes(with_costs).costs[1:].sum(-1) > 0).all()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -222,7 +232,7 @@ def test_a_saved_policy_plans_the_same(tmp_path):
     before = solver(task, ROOFLINE)
     solver.save(tmp_path / "a.safetensors")
     learner.iterate()
-    loaded = AutoShard.load(tmp_path / "a.safetensors")
+    loaded = load(tmp_path / "a.safetensors")
     assert loaded(task, ROOFLINE) == solver(task, ROOFLINE) == before  # nor does it learn on
     assert loaded.card == solver.card and repr(loaded.net) == repr(solver.net) != repr(learner.net)
     assert same(loaded.net.state_dict(), solver.net.state_dict())
@@ -234,24 +244,28 @@ def test_files_that_hold_something_else_are_refused(tmp_path):
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(CorruptFile, match="not a whole file"):
-        AutoShard.load(path)
+        load(path)
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(CorruptFile, match="changed or damaged"):
-        AutoShard.load(path)
+        load(path)
     save_tensors(path, {"weight": torch.ones(1)}, {"kind": "autoshard"})
     with pytest.raises(CorruptFile, match="AutoShard's network"):
-        AutoShard.load(path)
+        load(path)
     save_tensors(path, net().state_dict(), {"kind": "dreamshard"})
     with pytest.raises(CorruptFile, match="dreamshard, expected a autoshard"):
-        AutoShard.load(path)
+        load(path)
 
 
 def test_what_it_cannot_do_is_refused(tiny_task):
     with pytest.raises(InvalidTask, match="does not split"):
         Learner(suites.get("tightmix-80x8-split"), SMALL, 0)
-    for config in (replace(SMALL, batch=3), replace(SMALL, batch=0), replace(SMALL, lag=-1)):
+    for wrong in ({"batch": 3}, {"batch": 0}, {"lag": -1}):
         with pytest.raises(InvalidTask, match="multiple of batch"):
-            Learner(toy_suite(), config, 0)
+            replace(SMALL, **wrong)
+    with pytest.raises(InvalidTask, match="multiple of actors"):
+        replace(SMALL, actors=3)
+    with pytest.raises(UnknownName, match="pooling"):
+        Learner(toy_suite(), replace(SMALL, drop="colour"), 0)
     with pytest.raises(InvalidTask, match="constraints"):
         untrained()(replace(tiny_task, constraints=Constraints(pin=((0, 1),))), ROOFLINE)
 

@@ -12,9 +12,8 @@ import torch
 
 from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidTask
 from shard_gym_agents import cli
-from shard_gym_agents.learners import checkpoints, training
+from shard_gym_agents.learners import LEARNERS, checkpoints, training
 from shard_gym_agents.learners.checkpoints import load_tensors, packed, save_tensors, unpack
-from shard_gym_agents.learners.train_cli import LEARNERS
 from shard_gym_agents.learners.training import Settings, TrainingFailed, Validation, episode_seeds, train
 from tests.learner_helpers import FakeConfig, FakeLearner, FakePolicy, one_thread, same, toy_planner, toy_suite  # noqa: F401
 
@@ -242,7 +241,7 @@ def test_flags_are_the_fields_of_the_learners_own_config(capsys, name):
         cli.main(["train", name, "--help"])
     told = capsys.readouterr().out
     assert ended.value.code == 0 and "--validate-every" in told
-    for field in dataclasses.fields(import_module(LEARNERS[name]).Config):
+    for field in dataclasses.fields(import_module(LEARNERS[name][0]).Config):
         assert f"--{field.name.replace('_', '-')}" in told
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -23,6 +24,20 @@ class Episodes:
     def some(self, picked: Tensor) -> Episodes:
         """These episodes of them."""
         return Episodes(*(getattr(self, f.name)[:, picked] for f in fields(self)))
+
+    def to(self, device: torch.device) -> Episodes:
+        """The same, there."""
+        return Episodes(*(getattr(self, f.name).to(device) for f in fields(self)))
+
+    @classmethod
+    def side_by_side(cls, parts: Sequence[Episodes]) -> Episodes:
+        """All of them together; shorter ones are filled up with zeros."""
+        longest = max(len(part.alive) for part in parts)
+
+        def filled(column: Tensor) -> Tensor:
+            return torch.cat([column, column.new_zeros((longest - len(column), *column.shape[1:]))])
+
+        return cls(*(torch.cat([filled(getattr(part, f.name)) for part in parts], 1) for f in fields(cls)))
 
 
 def vtrace(log_rho: Tensor, rewards: Tensor, values: Tensor, discounts: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -14,11 +14,9 @@ from typing import Any
 import torch
 
 from shard_gym import suites
-from shard_gym.errors import InvalidTask, ShardGymError
+from shard_gym.errors import InvalidTask, MissingDependency, ShardGymError
+from shard_gym_agents.learners import LEARNERS
 from shard_gym_agents.learners.training import Progress, Settings, train
-
-# name -> module with a `Config` and a `Learner`
-LEARNERS = {name: f"shard_gym_agents.learners.{name}" for name in ("autoshard", "dreamshard", "rnn")}
 
 
 def add_config(parser: argparse.ArgumentParser, config: type) -> None:
@@ -36,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     name = next((word for word in given if word in LEARNERS), None)
     try:
-        module = import_module(LEARNERS[name]) if name else None
-        options = _parser(module).parse_args(given)
+        module = _module(name) if name else None
+        options = _parser(module, LEARNERS[name][1] if name else {}).parse_args(given)
         progress = _train(module, options, shlex.join(["shard-gym", "train", *given]))
     except (ShardGymError, OSError) as error:
         sys.stderr.write(f"shard-gym train: {error}\n")
@@ -48,7 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser(module: Any) -> argparse.ArgumentParser:
+def _module(name: str) -> Any:
+    try:
+        return import_module(LEARNERS[name][0])
+    except ModuleNotFoundError as error:
+        raise MissingDependency(f"{name} needs {error.name}: pip install torch, then shard-gym[sb3]") from error
+
+
+def _parser(module: Any, overrides: Mapping[str, Any]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("shard-gym train", description=__doc__)
     parser.add_argument("learner", choices=LEARNERS)
     parser.add_argument("--suite", required=True, help="a name from `shard-gym suites`")
@@ -59,6 +64,7 @@ def _parser(module: Any) -> argparse.ArgumentParser:
     add_config(parser, Settings)
     if module is not None:
         add_config(parser, module.Config)
+        parser.set_defaults(**overrides)
     return parser
 
 

@@ -28,6 +28,7 @@ from shard_gym.plan import Plan
 from shard_gym.simulators import Simulator
 from shard_gym.suites import Suite
 from shard_gym.tasks import Task
+from shard_gym_agents.learners import LEARNERS
 from shard_gym_agents.learners.checkpoints import load_tensors, save_tensors
 
 
@@ -223,9 +224,19 @@ class _Run:
 def _identity(learner: Learner) -> dict[str, Any]:
     """What makes two runs the same."""
     config = json.loads(json.dumps(asdict(learner.config)))
-    suite = learner.suite
-    name = type(learner).__module__.rpartition(".")[2]
-    return {"learner": name, "suite": suite.key, "planner": suite.planner, "seed": learner.seed, "config": config}
+    planner = config.get("planner") or learner.suite.planner
+    suite, name = learner.suite.key, _name(type(learner).__module__, config)
+    return {"learner": name, "suite": suite, "planner": planner, "seed": learner.seed, "config": config}
+
+
+def _name(module: str, config: Mapping[str, Any]) -> str:
+    """What the command line calls a learner with this config: of those that fit, the one that says most of it."""
+    fits = {
+        name: len(overrides)
+        for name, (known, overrides) in LEARNERS.items()
+        if known == module and overrides.items() <= config.items()
+    }
+    return max(fits, key=fits.__getitem__, default=module.rpartition(".")[2])
 
 
 class _Scalars:
