@@ -11,7 +11,7 @@ from shard_gym.memory import device_bytes, table_bytes
 from shard_gym.tasks import Task
 from shard_gym.vector_env import ShardingVectorEnv
 from shard_gym_agents.learners.autoshard import AutoShard, Config, Learner, load
-from shard_gym_agents.learners.autoshard_actors import Actor, Order
+from shard_gym_agents.learners.autoshard_actors import Actor, Order, seen_and_costs
 from shard_gym_agents.learners.autoshard_network import TABLE, Net
 from shard_gym_agents.learners.checkpoints import packed, save_tensors
 from shard_gym_agents.learners.training import Settings, train
@@ -125,28 +125,31 @@ def test_the_actors_keep_to_the_mask():
     assert (played.rewards.sum(0) > 0).all()  # balance of a plan that fits
 
 
-@pytest.mark.parametrize(("key", "cost_model"), [("dlrm-10x4", True), ("dlrm-10x4", False), ("metasyn-80x8", True)])
-def test_the_solver_sees_what_the_actors_see(key, cost_model):
+@pytest.mark.parametrize(
+    ("key", "config"),
+    [
+        ("dlrm-10x4", {}),
+        ("dlrm-10x4", {"ahead": False}),
+        ("dlrm-10x4", {"cost_model": False}),
+        ("metasyn-80x8", {}),
+        ("metasyn-80x8", {"ahead": False}),
+    ],
+)
+def test_the_solver_sees_what_the_actors_see(key, config):
     """Its plan, played in the environment: of what actors compute there, each action has the highest score."""
-    learner = Learner(suites.get(key), replace(SMALL, cost_model=cost_model), seed=0)
+    learner = Learner(suites.get(key), replace(SMALL, **config), seed=0)
     learner.iterate()
-    envs, planner = (
-        ShardingVectorEnv(learner.stage.env(simulators.make(learner.suite.planner)), 1),
-        simulators.make(learner.suite.planner),
-    )
+    planner = simulators.make(learner.suite.planner)
+    envs = ShardingVectorEnv(learner.stage.env(planner), 1)
     for task in learner.suite.tasks("train")[:2]:
         plan, memory, sums = learner.solver()(task, planner), None, torch.zeros(1, task.num_devices, TABLE)
         shown, _ = envs.reset(options={"task": task})
         for t in dealt(learner.order, task, planner):
-            row = torch.tensor(shown["table"] if cost_model else shown)
-            costs = torch.tensor(
-                shown["devices"][..., 2] if cost_model else np.zeros((1, task.num_devices), np.float32)
-            )
+            masks = torch.tensor(envs.action_masks())
+            row, costs = map(torch.as_tensor, seen_and_costs(learner.stage.shows, shown, masks.float()))
             with torch.no_grad():
                 tables, states, memory = learner.net.states(row[None], memory)
-                scores = learner.net.scores(states[0], sums, costs)[0].masked_fill(
-                    ~torch.tensor(envs.action_masks()[0]), -torch.inf
-                )
+                scores = learner.net.scores(states[0], sums, costs)[0].masked_fill(~masks[0], -torch.inf)
             action = plan.device[t]
             assert scores[action] >= scores.max() - 1e-5
             sums[0, action] += tables[0, 0]
@@ -174,6 +177,7 @@ def test_the_ablation_asks_the_planner_nothing():
 @pytest.mark.parametrize("objective", ["kernel", "iteration"])
 def test_it_does_not_matter_how_devices_are_numbered(seed, objective):
     """Memory tells them apart, but all have room enough, except one that has room for nothing."""
+    flat = simulators.make("roofline:h100-v1")  # no two devices share a link
     rng = np.random.default_rng(seed)
     tables = make_pool(rows=rng.integers(100, 10**6, 20), dim=16, pooling=rng.exponential(9, 20))
     room = int(tables.weight_bytes.sum())
@@ -183,8 +187,8 @@ def test_it_does_not_matter_how_devices_are_numbered(seed, objective):
         solver = untrained(seed)
         solver.net.policy[-1].weight.data *= sign
         tasks = [Task(tables, tuple(m.tolist()), objective=objective) for m in (memory, memory[order])]
-        placed = [np.array(solver(task, ROOFLINE).device) for task in tasks]
-        makespans = [float(ROOFLINE.latency(tasks[0], device).makespan(objective)) for device in placed]
+        placed = [np.array(solver(task, flat).device) for task in tasks]
+        makespans = [float(flat.latency(tasks[0], device).makespan(objective)) for device in placed]
         shards = [sorted(tuple(np.flatnonzero(device == d)) for d in range(5)) for device in placed]
         assert makespans[0] == makespans[1] and shards[0] == shards[1]
         most.append(np.bincount(placed[0]).max())

@@ -53,8 +53,10 @@ class Config:
     discount: float = 1.0
     clip: float = 40.0  # norm of the gradient, at most
     centred: bool = True  # advantages less their mean over the batch; the paper has none of it
+    scaled: bool = True  # and over their deviation, so that small gains near the optimum still count; the paper: no
     decay: int = 0  # updates in which the learning rate falls to a tenth, and stays; 0: never, as published
     reward: str = ""  # "balance", "latency" or "dense"; "": the suite's own
+    ahead: bool = True  # predicted costs are those with the table on the device; the paper's are without it
     cost_model: bool = True  # False: no predicted cost, and tables in order of size; the paper's ablation
     drop: str = ""  # a group of features that the policy is not shown; see `ablations.GROUPS`
     planner: str = ""  # one that measures, "fbgemm:cpu": costs are then learned too; "": the suite's
@@ -68,6 +70,11 @@ class Config:
             raise InvalidTask("num_envs is a multiple of batch, both at least 1, and lag at least 0")
         if self.actors < 0 or self.num_envs % max(self.actors, 1):
             raise InvalidTask(f"num_envs is a multiple of actors, got {self.num_envs} and {self.actors}")
+
+
+def shows(config: Config) -> str:
+    """The observation that actors see."""
+    return ("ahead" if config.ahead else "full") if config.cost_model else "table"
 
 
 def loss_of(net: Net, played: Episodes, config: Config) -> tuple[Tensor, dict[str, float]]:
@@ -84,6 +91,8 @@ def loss_of(net: Net, played: Episodes, config: Config) -> tuple[Tensor, dict[st
         targets, advantages = vtrace(log_rho, played.rewards, values, config.discount * goes_on)
     if config.centred:  # values do not know the devices, so all steps of an episode gain or lose together
         advantages = advantages - ((advantages * alive).sum(1) / alive.sum(1).clamp(min=1))[:, None]
+    if config.scaled:
+        advantages = advantages / ((advantages.square() * alive).sum() / alive.sum()).sqrt().clamp(min=1e-8)
     policy_loss = -(advantages * log_probs * alive).sum()
     value_loss = 0.5 * ((targets - values).square() * alive).sum()
     entropy = -((log_policy.exp() * log_policy).sum(-1) * alive).sum()
@@ -135,7 +144,7 @@ class Learner:
     def stage(self) -> Stage:
         """What actors play on."""
         order = None if self.config.cost_model else "size"
-        shown = (self.scaling, self.config.cost_model, order, self.config.reward or None, self.measures)
+        shown = (self.scaling, shows(self.config), order, self.config.reward or None, self.measures)
         return Stage(self.tasks, self.suite, *shown)
 
     @cached_property
