@@ -13,6 +13,7 @@ from tests.env_helpers import PoolingMs
 
 torch = pytest.importorskip("torch")
 from shard_gym_agents.learners import boards  # noqa: E402
+from shard_gym_agents.learners.ablations import GROUPS, without  # noqa: E402
 from shard_gym_agents.learners.boards import Board  # noqa: E402
 from shard_gym_agents.learners.checkpoints import save_tensors  # noqa: E402
 from shard_gym_agents.learners.dreamshard import (  # noqa: E402
@@ -20,6 +21,7 @@ from shard_gym_agents.learners.dreamshard import (  # noqa: E402
     DreamShard,
     Learner,
     cost_loss,
+    load,
     log_policy,
     play,
     worth,
@@ -141,7 +143,7 @@ def test_the_policy_loss_by_hand():
 def test_the_loss_sees_the_policy_that_drew_and_its_masks():
     board = Board.of([toy([5, 4, 3, 2, 1], devices=3, room=2), toy([1, 2], devices=3, room=2)], SCALING)
     nets = fresh()
-    played = play(nets, board, "cost", None)
+    played = play(nets, board, 0, None)
     log = log_policy(nets.policy, played)
     assert torch.equal(log.argmax(-1)[0], played.actions[0])
     assert not played.legal[0].all() and (log[~played.legal] < -1e8).all()
@@ -156,7 +158,7 @@ def test_phases_add_up_to_the_makespan_of_the_objective():
 
 def test_no_device_is_drawn_that_has_no_room():
     board = Board.of([toy([1] * 6, devices=3, room=2)], SCALING).take(torch.zeros(50, dtype=torch.int64))
-    played = play(fresh(), board, "cost", torch.Generator().manual_seed(0))
+    played = play(fresh(), board, 0, torch.Generator().manual_seed(0))
     assert (played.free >= 0).all()
     assert len(played.actions.unique(dim=0)) > 10  # of the 90 there are
 
@@ -164,7 +166,7 @@ def test_no_device_is_drawn_that_has_no_room():
 def test_where_nothing_fits_all_devices_count_and_the_reward_is_below_every_feasible_one():
     tasks = [toy([1] * 5, room=2), toy([1] * 5, room=9)]
     nets = fresh()
-    played = play(nets, Board.of(tasks, SCALING), "cost", None)
+    played = play(nets, Board.of(tasks, SCALING), 0, None)
     assert played.legal[0, 4].tolist() == [True, True]
     everywhere = replace(played, board=played.board.take(torch.tensor([1, 1])), free=played.free[[1, 1]])
     for objective in ("", "kernel", "iteration"):  # the head for whole plans, or phases
@@ -199,7 +201,7 @@ def test_numbers_of_devices_do_not_matter(seed, shuffle):
 
 def test_tasks_side_by_side_are_planned_as_alone():
     tasks, nets = [toy([3, 1, 2]), toy([5, 4, 3, 2, 1, 1]), toy([2, 2])], fresh()
-    played = play(nets, Board.of(tasks, SCALING), "cost", None)
+    played = play(nets, Board.of(tasks, SCALING), 0, None)
     placement = boards.to_table_order(played.order, played.actions)
     for task, together in zip(tasks, placement.tolist(), strict=True):
         assert tuple(together[: task.num_tables]) == DreamShard(nets)(task, None).device
@@ -258,11 +260,19 @@ def test_a_solver_does_not_change_when_its_learner_goes_on(suite):
 
 
 def test_a_saved_policy_plans_as_before(tmp_path):
-    solver, task = DreamShard(fresh(5), "size"), toy([5, 4, 3, 2, 1, 1, 6], devices=3)
+    solver, task = DreamShard(fresh(5)), toy([5, 4, 3, 2, 1, 1, 6], devices=3)
     solver.save(tmp_path / "policy.safetensors")
-    loaded = DreamShard.load(tmp_path / "policy.safetensors")
+    loaded = load(tmp_path / "policy.safetensors")
     assert loaded(task, None) == solver(task, None)
-    assert loaded.order == "size" and np.array_equal(loaded.nets.scaling, SCALING)
+    assert np.array_equal(loaded.nets.scaling, SCALING)
+
+
+def test_samples_are_other_plans_and_come_again():
+    solver, task = DreamShard(fresh()), toy([5, 4, 3, 2, 1, 1], devices=3)
+    drawn = solver.samples(task, None, 50, seed=1)
+    assert drawn.shape == (50, 6) and len(np.unique(drawn, axis=0)) > 10
+    assert np.array_equal(drawn, solver.samples(task, None, 50, seed=1))
+    assert not np.array_equal(drawn, solver.samples(task, None, 50, seed=2))
 
 
 def test_damaged_and_other_files_are_refused(tmp_path):
@@ -271,20 +281,69 @@ def test_damaged_and_other_files_are_refused(tmp_path):
     content = bytearray(path.read_bytes())
     path.write_bytes(content[:-100])
     with pytest.raises(CorruptFile, match="whole file"):
-        DreamShard.load(path)
+        load(path)
     content[-5] ^= 1
     path.write_bytes(content)
     with pytest.raises(CorruptFile, match="damaged"):
-        DreamShard.load(path)
-    save_tensors(path, fresh().state_dict(), {"kind": "dreamshard", "order": "dim"})
+        load(path)
+    save_tensors(path, {"x": torch.zeros(3)}, {"kind": "dreamshard"})
     with pytest.raises(CorruptFile, match="other networks"):
-        DreamShard.load(path)
-    save_tensors(path, {"x": torch.zeros(3)}, {"kind": "dreamshard", "order": "cost"})
-    with pytest.raises(CorruptFile, match="other networks"):
-        DreamShard.load(path)
+        load(path)
 
 
-def test_a_dead_end_of_cost_order_is_tried_again_by_size():
+def with_rows(rows):
+    return make_pool(rows=rows, dim=16, pooling=[5, 4, 3, 2])
+
+
+def test_networks_go_without_the_features_that_are_dropped(suite, tmp_path):
+    """Rows count for sizes too, but there is room for all here."""
+    config = replace(SMALL, drop="rows", horizon=1)
+    learner, unlike = (Learner(suite, replace(config, drop=drop), seed=0) for drop in ("rows", "pooling"))
+    told = learner.iterate()
+    assert all(map(np.isfinite, told.values()))
+    learner.solver().save(tmp_path / "policy.safetensors")
+    for solver, blind in ((load(tmp_path / "policy.safetensors"), True), (unlike.solver(), False)):
+        boarded = [
+            Board.of([Task(with_rows(rows), (10**9,) * 2)], solver.nets.scaling.numpy())
+            for rows in ([100] * 4, [10, 400, 20, 90])
+        ]
+        seen, other = (board.features[..., :3] for board in boarded)  # sizes and uses tell of rows, too
+        assert torch.allclose(seen, other, atol=1e-20) == blind and seen.isfinite().all()
+
+
+def test_beyond_the_training_tables_features_count_as_at_the_edge(suite):
+    solver = Learner(suite, SMALL, seed=0).solver()  # trained on poolings of 1 to 5
+    far, edge = (solver._board(toy([3, pooling, 0.5])) for pooling in (50, 5))
+    assert far.features[0, :, 2].tolist() == edge.features[0, :, 2].tolist() == [0, 1, -1]
+
+
+def test_every_group_of_features_can_be_dropped_and_others_are_refused():
+    hidden = [without(SCALING, group)[1] > 1e20 for group in GROUPS]
+    assert np.array_equal(np.sum(hidden, axis=0), np.ones(21))  # each feature is in one group
+    assert [h.sum() for h in hidden] == [1, 1, 1, 1, 17]
+    assert np.array_equal(without(SCALING, ""), SCALING)
+    with pytest.raises(UnknownName, match="distribution"):
+        Config(drop="uses")
+
+
+def test_a_policy_without_costs_sees_none_also_when_it_is_loaded(tmp_path):
+    with torch.random.fork_rng():
+        nets = Nets(SCALING, costs_shown=False)
+    DreamShard(nets).save(tmp_path / "policy.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    sums, phases = torch.randn(2, 32, generator=generator), torch.randn(2, 3, generator=generator)
+    for policy, sees in ((load(tmp_path / "policy.safetensors").nets.policy, False), (fresh().policy, True)):
+        assert torch.equal(policy(sums, phases), policy(sums, 2 * phases)) != sees
+
+
+def test_orders_by_hand():
+    costs, size = torch.tensor([1.0, 2.0, 3.0, 0.0]), torch.tensor([4, 0, 2, 0])  # means 1.5 of both
+    assert boards.leaning(costs, size, 0).tolist() == pytest.approx([2 / 3, 4 / 3, 2, 0])
+    assert boards.leaning(costs, size, 0.5).tolist() == pytest.approx([4 / 3, 4 / 3, 2, 0])
+    assert boards.leaning(costs, size, np.inf).tolist() == pytest.approx([8 / 3, 0, 4 / 3, 0])
+
+
+def test_a_dead_end_of_cost_order_is_tried_again_in_others():
     """A policy that puts the small ones apart leaves no room for the large one, if that comes last."""
     pool = make_pool(rows=[100, 100, 300], dim=16, pooling=[1, 1, 1])
     task = Task(pool, memory=(9600, 6400))
@@ -292,7 +351,7 @@ def test_a_dead_end_of_cost_order_is_tried_again_by_size():
     for seed in range(10):
         plan = DreamShard(fresh(seed))(task, None)
         assert (device_bytes(task, np.array(plan.device)) <= task.capacity).all()
-        dead_ends += bool((play(fresh(seed), Board.of([task], SCALING), "cost", None).free < 0).any())
+        dead_ends += bool((play(fresh(seed), Board.of([task], SCALING), 0, None).free < 0).any())
     assert dead_ends
 
 
@@ -310,16 +369,14 @@ def test_it_is_blind_and_serves_any_number_of_devices():
 
 @pytest.mark.parametrize("key", ["metasyn-80x8", "hetero-80x8", "tightmix-80x8", "mixed-10to59x4"])
 def test_an_iteration_on_a_suite(key):
-    config = Config(collect=3, cost_updates=2, policy_updates=1, episodes=2)
+    config = Config(collect=3, cost_updates=2, policy_updates=1, tasks=1, episodes=2)
     learner = Learner(suites.get(key), config, seed=0)
     told = learner.iterate()
     assert all(map(np.isfinite, told.values()))
-    assert learner.order == ("size" if key.startswith("tight") else "cost")
+    assert learner.lean == (0.25 if key.startswith("tight") else 0)
     assert (learner.plans["phases"][..., 1].abs().sum() == 0) == (key == "metasyn-80x8")  # kernels do not communicate
 
 
 def test_settings_that_cannot_be_are_refused():
-    with pytest.raises(UnknownName, match="size"):
-        Config(order="dim")
     with pytest.raises(InvalidTask, match="baseline"):
         Config(episodes=1)

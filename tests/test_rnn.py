@@ -12,7 +12,7 @@ from tests.env_helpers import PoolingMs
 torch = pytest.importorskip("torch")
 from shard_gym_agents.learners import boards  # noqa: E402
 from shard_gym_agents.learners.boards import Board  # noqa: E402
-from shard_gym_agents.learners.rnn import Config, Learner, Net, Rnn, play, rewards  # noqa: E402
+from shard_gym_agents.learners.rnn import Config, Learner, Net, Rnn, load, play  # noqa: E402
 from tests.test_dreamshard import SCALING, ToySuite, relative, toy  # noqa: E402
 
 SMALL = Config(tasks=3, episodes=8, learning_rate=1e-2, horizon=25)
@@ -48,7 +48,7 @@ def test_with_the_sign_of_rewards_flipped_it_learns_the_worst(suite, monkeypatch
 
 def test_rewards_by_hand():
     makespans, over = torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([[0.0, 0.0, 0.25]])
-    assert rewards(makespans, over).tolist() == [[-0.5, -1.5, -1.75]]
+    assert boards.rewards(makespans, over).tolist() == [[-0.5, -1.5, -1.75]]
 
 
 def test_no_device_is_taken_that_has_no_room():
@@ -100,12 +100,12 @@ def test_seeds_reproduce_and_a_restored_learner_goes_on_as_if_nothing_had_happen
 def test_a_saved_policy_plans_as_before(tmp_path):
     solver, task = Rnn(fresh(devices=3, seed=5)), toy([5, 4, 3, 2, 1, 1, 6], devices=3)
     solver.save(tmp_path / "policy.safetensors")
-    loaded = Rnn.load(tmp_path / "policy.safetensors")
+    loaded = load(tmp_path / "policy.safetensors")
     assert loaded(task, None) == solver(task, None)
     content = (tmp_path / "policy.safetensors").read_bytes()
     (tmp_path / "policy.safetensors").write_bytes(content[:-100])
     with pytest.raises(CorruptFile, match="whole file"):
-        Rnn.load(tmp_path / "policy.safetensors")
+        load(tmp_path / "policy.safetensors")
 
 
 def test_another_number_of_devices_is_refused():

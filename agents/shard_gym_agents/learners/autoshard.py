@@ -56,7 +56,6 @@ class Config:
     scaled: bool = True  # and over their deviation, so that small gains near the optimum still count; the paper: no
     decay: int = 0  # updates in which the learning rate falls to a tenth, and stays; 0: never, as published
     reward: str = ""  # "balance", "latency" or "dense"; "": the suite's own
-    ahead: bool = True  # predicted costs are those with the table on the device; the paper's are without it
     cost_model: bool = True  # False: no predicted cost, and tables in order of size; the paper's ablation
     drop: str = ""  # a group of features that the policy is not shown; see `ablations.GROUPS`
     planner: str = ""  # one that measures, "fbgemm:cpu": costs are then learned too; "": the suite's
@@ -70,11 +69,6 @@ class Config:
             raise InvalidTask("num_envs is a multiple of batch, both at least 1, and lag at least 0")
         if self.actors < 0 or self.num_envs % max(self.actors, 1):
             raise InvalidTask(f"num_envs is a multiple of actors, got {self.num_envs} and {self.actors}")
-
-
-def shows(config: Config) -> str:
-    """The observation that actors see."""
-    return ("ahead" if config.ahead else "full") if config.cost_model else "table"
 
 
 def loss_of(net: Net, played: Episodes, config: Config) -> tuple[Tensor, dict[str, float]]:
@@ -144,7 +138,7 @@ class Learner:
     def stage(self) -> Stage:
         """What actors play on."""
         order = None if self.config.cost_model else "size"
-        shown = (self.scaling, shows(self.config), order, self.config.reward or None, self.measures)
+        shown = (self.scaling, self.config.cost_model, order, self.config.reward or None, self.measures)
         return Stage(self.tasks, self.suite, *shown)
 
     @cached_property

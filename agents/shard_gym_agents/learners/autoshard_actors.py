@@ -49,7 +49,7 @@ class Stage:
     tasks: tuple[Task, ...]
     suite: Suite | None  # names the planner, and holds what rewards refer to
     scaling: np.ndarray  # (2, 21)
-    shows: str  # the observation: "table" without costs, "full" with those of devices, "ahead" with the table on them
+    shows_costs: bool
     order: str | None
     reward: str | None
     own_costs: bool = False  # costs come from AutoShard's own network, whose weights are sent too
@@ -57,7 +57,8 @@ class Stage:
     def env(self, simulator: Any) -> ShardingEnv:
         """One environment."""
         bank = Bank(self.tasks, (self.scaling[0], self.scaling[1]), self.suite)
-        return ShardingEnv(bank, observation=self.shows, reward=self.reward, order=self.order, simulator=simulator)
+        shows = "full" if self.shows_costs else "table"
+        return ShardingEnv(bank, observation=shows, reward=self.reward, order=self.order, simulator=simulator)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,17 +126,18 @@ class Actor:
         sums = torch.zeros(self.num_envs, envs.num_actions, TABLE, device=self.device)
         on_device = partial(torch.as_tensor, dtype=torch.float32, device=self.device)
         while alive.any():
-            mask = on_device(envs.action_masks())
-            seen, cost = map(on_device, seen_and_costs(self.stage.shows, shown, mask))
+            row, costs = (shown["table"], shown["devices"][..., COST]) if self.stage.shows_costs else (shown, None)
+            seen, mask = on_device(row), on_device(envs.action_masks())
+            cost = torch.zeros_like(mask) if costs is None else on_device(costs)
             tables, states, memory = net.states(seen[None], memory)
             log_policy = F.log_softmax(net.scores(states[0], sums, cost).masked_fill(mask == 0, LEAST), -1)
             action = torch.multinomial(log_policy.exp(), 1, generator=generator)
             sums.scatter_add_(1, action[..., None].expand(-1, 1, TABLE), tables[0][:, None])
             shown, reward, over, _, told = envs.step(action[:, 0].cpu().numpy())
-            log_prob, live = log_policy.gather(1, action)[:, 0], on_device(alive)
-            steps.append((seen, cost, mask, action[:, 0], log_prob, on_device(reward) * live, live))
             for i in np.flatnonzero(over & alive).tolist():
                 plans[i] = (self.index[told["task"][i]], np.array(told["plan"][i].device))
+            log_prob, live = log_policy.gather(1, action)[:, 0], on_device(alive)
+            steps.append((seen, cost, mask, action[:, 0], log_prob, on_device(reward) * live, live))
             alive &= ~over
         return Episodes(*(torch.stack(column) for column in zip(*steps, strict=True))), plans
 
@@ -202,13 +204,6 @@ class Processes:
                 "an actor's process is gone, killed perhaps for want of memory: the same command goes on, with "
                 "fewer --actors in another folder"
             ) from error
-
-
-def seen_and_costs(shows: str, shown: Any, mask: Any) -> tuple[Any, Any]:
-    """Of an observation: the table's row, and the cost of each device; zeros where none are shown."""
-    if shows == "table":
-        return shown, mask * 0
-    return shown["table"], shown["ahead"] if shows == "ahead" else shown["devices"][..., COST]
 
 
 def serve(pipe: Connection, stage: Stage, num_envs: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,12 +16,10 @@ from shard_gym.memory import table_bytes
 from shard_gym.plan import Plan
 from shard_gym.random_plans import no_room
 from shard_gym.simulators import FastSimulator, Simulator, single_costs
-from shard_gym.simulators.base import costs_with
-from shard_gym.tasks import Task
+from shard_gym.tasks import Constraints, Task
 from shard_gym_agents.learners.autoshard_actors import Actor, Order, Stage
 from shard_gym_agents.learners.autoshard_costs import CostNet, OwnCosts, standardised
 from shard_gym_agents.learners.autoshard_network import STATE, TABLE, Net
-from shard_gym_agents.learners.boards import TIE, device_order
 from shard_gym_agents.learners.checkpoints import load_tensors, packed, save_tensors, under
 from shard_gym_agents.solver import refuse_constraints, require_fast, require_number
 
@@ -31,7 +29,7 @@ KEPT = ("order", "suite", "planner", "seed", "updates", "config")
 
 @dataclass(frozen=True, eq=False)
 class AutoShard:
-    """The trained policy: each table to the device of the highest score that has room, ties to the roomiest.
+    """The trained policy: each table to the device of the highest score that has room, ties to the lowest index.
 
     `card` says what it was trained on, and the order in which it wants tables. Where it learned costs too, `costs`
     are the weights of that network, and it asks the planner nothing.
@@ -47,18 +45,12 @@ class AutoShard:
         """Without a cost model, or with one of its own, it asks the planner nothing."""
         return "search" if self.card["config"]["cost_model"] and self.costs is None else "blind"
 
-    @property
-    def shows(self) -> str:
-        """The observation that it was trained on."""
-        config = self.card["config"]
-        return ("ahead" if config["ahead"] else "full") if config["cost_model"] else "table"
-
     @torch.inference_mode()
     def __call__(self, task: Task, planner: Simulator) -> Plan:
         """Plan a task."""
         refuse_constraints(task)
         predicted = self._predicted(planner)
-        asked = None if predicted is None else _Costs(task, predicted, self.shows == "ahead")
+        asked = None if predicted is None else _Costs(task, predicted)
         size, free = table_bytes(task), task.capacity.copy()
         by = asked.alone if asked and self.card["order"] == "cost" else size
         order = np.argsort(-by, kind="stable")
@@ -66,21 +58,18 @@ class AutoShard:
         shown = torch.cat([standardised(task, self.net.scaling.numpy())[order], shares], 1)
         tables, states, _ = self.net.states(shown[:, None])
         scores, added = _Scores(self.net, states[:, 0]), tables[:, 0].numpy()
-        placement, ties = np.full(task.num_tables, -1), device_order(task)
+        placement = np.full(task.num_tables, -1)
         sums, costs = np.zeros((task.num_devices, TABLE), np.float32), np.zeros(task.num_devices, np.float32)
         for step, t in enumerate(order.tolist()):
             room = free >= size[t]
             if not room.any():
                 raise no_room(task, t, free)
-            if asked:
-                costs = asked.with_table(t) if asked.ahead else asked.costs
-            found = np.where(room, scores(step, sums, costs), -np.inf)[ties]
-            d = int(ties[(found >= found.max() - TIE).argmax()])
+            d = int(np.where(room, scores(step, sums, costs), -np.inf).argmax())
             placement[t] = d
             sums[d] += added[step]
             free[d] -= size[t]
             if asked:
-                asked.place(t, d)
+                asked.place(t, d, costs)
         return Plan(tuple(placement.tolist()))
 
     def samples(self, task: Task, planner: Simulator, count: int, seed: int = 0) -> np.ndarray:
@@ -90,7 +79,7 @@ class AutoShard:
             tasks=(task,),
             suite=None,
             scaling=self.net.scaling.numpy(),
-            shows=self.shows,
+            shows_costs=self.card["config"]["cost_model"],
             order=self.card["order"],
             reward="balance",
         )
@@ -158,27 +147,26 @@ def _arrays(layer: nn.Linear) -> tuple[np.ndarray, np.ndarray]:
 class _Costs:
     """What is predicted while tables are placed, as the environment shows it."""
 
-    def __init__(self, task: Task, planner: FastSimulator, ahead: bool) -> None:
-        self.ahead, self.task, self.planner, self.tables = ahead, task, planner, planner.embed(task)
+    def __init__(self, task: Task, planner: FastSimulator) -> None:
+        self.task, self.planner, self.tables = task, planner, planner.embed(task)
         self.alone = single_costs(_Embedded(planner, self.tables), task)
         require_number(float(self.alone.sum()), planner)
         self.sums = np.zeros((task.num_devices, self.tables.shape[1]))
         self.scale = task.num_devices / max(float(self.alone.sum()), 1e-12)
-        self.costs = np.zeros(task.num_devices, np.float32)
+        self.one = None  # a device for itself, where devices are alike and do not touch
+        if task.objective == "kernel" and len(set(task.speed)) == 1:
+            self.one = replace(
+                task, memory=task.memory[:1], speed=task.speed[:1], links=None, constraints=Constraints()
+            )
 
-    def with_table(self, table: int) -> np.ndarray:
-        """What each device would cost with one more table, over an even share, (K,)."""
-        return self._scaled(costs_with(self.task, self.planner, self.sums, self.tables[table]))
-
-    def place(self, table: int, device: int) -> None:
+    def place(self, table: int, device: int, costs: np.ndarray) -> None:
         """One more table; `costs` (K,), over an even share, are brought up to date."""
         self.sums[device] += self.tables[table]
-        if not self.ahead:
-            self.costs = self._scaled(self.planner.decode(self.task, self.sums).cost(self.task.objective))
-
-    def _scaled(self, costs: np.ndarray) -> np.ndarray:
-        require_number(float(costs.sum()), self.planner)
-        return (costs * self.scale).astype(np.float32)
+        if self.one is None:
+            costs[:] = self.planner.decode(self.task, self.sums).cost(self.task.objective) * self.scale
+        else:
+            costs[device] = self.planner.decode(self.one, self.sums[device, None]).compute[0] * self.scale
+        require_number(float(costs[device]), self.planner)
 
 
 class _Embedded(FastSimulator):

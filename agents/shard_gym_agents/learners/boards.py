@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from shard_gym.random_plans import no_room
 from shard_gym.tasks import Task
 
 ILLEGAL = -1e9  # the score of a device without room
+LEANS = (0.0, 1 / 8, 1 / 4, 1 / 2, 1.0, math.inf)  # orders that are tried one after the other, see `leaning`
 TIE = 1e-5  # scores and costs this close count as equal: rounding differs with the shape of a matrix product
 
 
@@ -28,15 +30,20 @@ class Board:
     slowness: Tensor  # (B, K) float32: 1 / speed
 
     @classmethod
-    def of(cls, tasks: Sequence[Task], scaling: np.ndarray, device: str | torch.device = "cpu") -> Board:
-        """`scaling` is the mean and the deviation of the features, (2, 21)."""
+    def of(
+        cls,
+        tasks: Sequence[Task],
+        scaling: np.ndarray,
+        device: str | torch.device = "cpu",
+        limits: np.ndarray | None = None,
+    ) -> Board:
+        """`scaling` is the mean and the deviation of the features, (2, 21); `limits` are where they are cut off."""
         most = max(task.num_tables for task in tasks)
         features = np.zeros((len(tasks), most, scaling.shape[1]), np.float32)
         size, real = np.zeros(features.shape[:2], np.int64), np.zeros(features.shape[:2], np.float32)
-        deviation = np.where(scaling[1] > 0, scaling[1], 1)
         for i, task in enumerate(tasks):
-            n = task.num_tables
-            features[i, :n] = (task.tables.features() - scaling[0]) / deviation
+            n, found = task.num_tables, standardised(task, scaling)
+            features[i, :n] = found if limits is None else found.clip(*limits)
             size[i, :n], real[i, :n] = table_bytes(task), 1
         columns = (
             features,
@@ -66,6 +73,17 @@ class Board:
         """The order of the tables, largest of `values` (B, N) first, ties by index, padding last: (B, N)."""
         values = (values / TIE).round()
         return torch.where(self.real > 0, values, -torch.inf).argsort(dim=1, descending=True, stable=True)
+
+
+def standardised(task: Task, scaling: np.ndarray) -> np.ndarray:
+    """Features of its tables, (N, 21)."""
+    return (task.tables.features() - scaling[0]) / np.where(scaling[1] > 0, scaling[1], 1)
+
+
+def ranges(tasks: Sequence[Task], scaling: np.ndarray) -> np.ndarray:
+    """The least and the largest of each feature of these tasks, standardised, (2, 21)."""
+    features = np.concatenate([standardised(task, scaling) for task in tasks])
+    return np.stack([features.min(axis=0), features.max(axis=0)])
 
 
 def legal(size: Tensor, free: Tensor) -> Tensor:
@@ -103,6 +121,28 @@ def require_room(task: Task, order: np.ndarray, placement: np.ndarray) -> None:
         if size[t] > free[placement[t]]:
             raise no_room(task, t, free)
         free[placement[t]] -= size[t]
+
+
+def leaning(costs: Tensor, size: Tensor, lean: float) -> Tensor:
+    """What tables are ordered by, largest first: the larger of their share of the costs and `lean` times of the bytes.
+
+    A lean of 0 is by cost, infinity by size. Where an order runs into a dead end, one that leans more to size may
+    not. All (..., N), zeros where padded; shares are in multiples of the mean table's.
+    """
+    cost = costs / costs.abs().mean(dim=-1, keepdim=True).clamp(min=1e-12)
+    if lean == 0:
+        return cost
+    share = size / size.double().mean(dim=-1, keepdim=True).clamp(min=1)
+    return share if lean == math.inf else cost.maximum(lean * share)
+
+
+def rewards(makespans: Tensor, over: Tensor) -> Tensor:
+    """Minus the makespan over the mean of the task's episodes; one over memory is below all of them.
+
+    Both (tasks, episodes).
+    """
+    shares = makespans / makespans.mean(dim=1, keepdim=True)
+    return -torch.where(over > 0, shares.amax(dim=1, keepdim=True) + over, shares)
 
 
 def advantages(rewards: Tensor, divide: bool) -> Tensor:

@@ -56,24 +56,33 @@ class CostNet(nn.Module):
 class PolicyNet(nn.Module):
     """Scores a device by its own tables and costs: 21-128-32 a table, summed; 3-64-32 the costs; 64-1."""
 
-    def __init__(self) -> None:
+    loud: Tensor
+
+    def __init__(self, costs_shown: bool = True) -> None:
         super().__init__()
         self.table, self.cost, self.head = mlp(len(FEATURES), 128, 32), mlp(3, 64, 32), nn.Linear(64, 1)
+        self.register_buffer("loud", torch.tensor(LOUD if costs_shown else 0.0))
 
     def forward(self, sums: Tensor, phases: Tensor) -> Tensor:
         """(..., K, 32) and (..., K, 3) with the table on each device -> (..., K)."""
-        return self.head(F.relu(torch.cat([sums, self.cost(LOUD * phases)], -1)))[..., 0]
+        return self.head(F.relu(torch.cat([sums, self.cost(self.loud * phases)], -1)))[..., 0]
 
 
 class Nets(nn.Module):
-    """Both networks, and the mean and deviation of the features, for any number of tables and devices."""
+    """Both networks, with the mean, the deviation and the range of the features; for any number of tables and devices.
+
+    Outside the range of the training tables features count as at its edge: networks have no idea what is beyond.
+    """
 
     scaling: Tensor
+    limits: Tensor
 
-    def __init__(self, scaling: np.ndarray) -> None:
+    def __init__(self, scaling: np.ndarray, costs_shown: bool = True, limits: np.ndarray | None = None) -> None:
         super().__init__()
-        self.cost, self.policy = CostNet(), PolicyNet()
+        self.cost, self.policy = CostNet(), PolicyNet(costs_shown)
+        limits = np.array([[-np.inf], [np.inf]]).repeat(len(FEATURES), axis=1) if limits is None else limits
         self.register_buffer("scaling", torch.from_numpy(scaling))
+        self.register_buffer("limits", torch.from_numpy(limits))
 
     def __repr__(self) -> str:  # results of solvers hold it
         return f"{sum(p.numel() for p in self.parameters())} weights"

@@ -144,7 +144,7 @@ class Learner:
         placement = boards.to_table_order(self.order[many], played.actions).cpu().numpy()
         makespans = self.makespans(rows, placement.reshape(c.tasks, c.episodes, -1))
         over = boards.overshoot(played.free, board.capacity).view(c.tasks, c.episodes)
-        advantage = boards.advantages(rewards(makespans, over), c.divide).flatten()
+        advantage = boards.advantages(boards.rewards(makespans, over), c.divide).flatten()
         log = self.net(board, played.actions).masked_fill(~played.legal, boards.ILLEGAL).log_softmax(-1)
         loss = boards.reinforce_loss(log, played.actions, advantage, board.real, c.entropy)
         self.optimizer.zero_grad()
@@ -174,15 +174,6 @@ class Learner:
         return Rnn(copy.deepcopy(self.net).cpu())
 
 
-def rewards(makespans: Tensor, over: Tensor) -> Tensor:
-    """Minus the makespan over the mean of the task's episodes; one over memory is below all of them.
-
-    Both (tasks, episodes).
-    """
-    shares = makespans / makespans.mean(dim=1, keepdim=True)
-    return -torch.where(over > 0, shares.amax(dim=1, keepdim=True) + over, shares)
-
-
 @dataclass(frozen=True, eq=False)
 class Rnn:
     """Tables largest first, each to the device that the network likes best and that has room."""
@@ -208,13 +199,13 @@ class Rnn:
         devices = self.net.num_devices
         save_tensors(path, self.net.state_dict(), {**card, "kind": "rnn", "devices": devices})
 
-    @classmethod
-    def load(cls, path: str | Path) -> Rnn:
-        """Read what `save` wrote."""
-        tensors, card = load_tensors(path, "rnn")
-        try:
-            net = Net(np.zeros((2, len(FEATURES))), card["devices"])
-            net.load_state_dict(tensors)
-        except (RuntimeError, KeyError, TypeError) as error:
-            raise CorruptFile(f"{path} holds another network than the RNN's: {error}") from error
-        return cls(net)
+
+def load(path: str | Path) -> Rnn:
+    """Read what `Rnn.save` wrote."""
+    tensors, card = load_tensors(path, "rnn")
+    try:
+        net = Net(np.zeros((2, len(FEATURES))), card["devices"])
+        net.load_state_dict(tensors)
+    except (RuntimeError, KeyError, TypeError) as error:
+        raise CorruptFile(f"{path} holds another network than the RNN's: {error}") from error
+    return Rnn(net)
