@@ -36,8 +36,7 @@ def _drawn(task: Task, count: int, rng: np.random.Generator) -> np.ndarray:
     for _ in range(10):
         if not missing:
             break
-        drawn = _largest_first(task, missing, rng)
-        placed = drawn[(drawn >= 0).all(axis=1)]
+        placed = _largest_first(task, missing, rng)
         found.append(placed)
         missing -= len(placed)
     if missing:
@@ -69,15 +68,19 @@ def no_room(task: Task, table: int, free: np.ndarray) -> InfeasibleTask:
 
 
 def _largest_first(task: Task, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Placements by random device among those with room; -1 where a table found none."""
-    size = table_bytes(task)
-    free = np.broadcast_to(task.capacity, (count, task.num_devices)).copy()
-    placements = np.full((count, task.num_tables), -1)
-    plans = np.arange(count)
+    """Placements by random device among those with room; of `count`, those where every table found one."""
+    size, k = table_bytes(task), task.num_devices
+    free = np.repeat(task.capacity[:, None], count, axis=1)  # (K, P)
+    left, plans = free.ravel(), np.arange(count)  # a view
+    placements, dead = rng.integers(k, size=(task.num_tables, count)), np.zeros(count, bool)
     for t in np.argsort(-size, kind="stable"):
-        lottery = np.where(free >= size[t], rng.random(free.shape), -1.0)
-        device = lottery.argmax(axis=1)
-        fits = lottery[plans, device] >= 0
-        placements[fits, t] = device[fits]
-        free[plans[fits], device[fits]] -= size[t]
-    return placements
+        index = placements[t] * count + plans
+        full = np.flatnonzero(left[index] < size[t])
+        if len(full):  # one draw more, among the devices with room: as likely as if only they had been drawn from
+            rank = np.add.accumulate(free[:, full] >= size[t], axis=0, dtype=np.int16)  # of each device among those
+            wanted = rng.random(len(full)) * rank[-1]
+            placements[t, full] = drawn = np.minimum((rank <= wanted).sum(axis=0), k - 1)
+            index[full] = drawn * count + full
+            dead[full] |= rank[-1] == 0
+        left[index] -= size[t]
+    return placements.T[~dead]
