@@ -1,142 +1,138 @@
-"""Local search: take work off the slowest device, by moves and swaps scored in batches on running sums."""
+"""Local search: take work off the devices that set the pace; where nothing helps, shake and try again."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 
-from shard_gym.errors import InfeasibleTask
-from shard_gym.memory import device_bytes, device_sums, table_bytes
 from shard_gym.plan import Plan
-from shard_gym.random_plans import first_fit_decreasing
-from shard_gym.simulators import FastSimulator, Simulator
+from shard_gym.simulators import Simulator
 from shard_gym.tasks import Task
-from shard_gym_agents.greedy import CostGreedy
-from shard_gym_agents.solver import refuse_constraints, require_fast, require_number, task_rng
+from shard_gym_agents.search_costs import Budget, Costs
+from shard_gym_agents.search_greedy import starts
+from shard_gym_agents.search_moves import improve
+from shard_gym_agents.search_repair import feasible, redeal, repair
+from shard_gym_agents.search_state import Board, State
+from shard_gym_agents.solver import refuse_constraints, require_fast, task_rng
 
-PARTNERS = 8  # devices that may take or swap tables with the slowest one, in one round
-CANDIDATES = 20_000  # moves and swaps scored in one round, at most; a random part of them where there are more
-KICK = 4  # tables that change places at random when no move helps
+KICKS = (2, 5)  # pieces that change places at random when no change helps: from, below
+LEAPS, LEAPS_RISE = 0.3, 0.005  # share of the kicks that disregard memory at first: at most, and for each in vain
+LEAP_KICKS = 5
+IDLE = 1_000  # times that memory lets nothing move, after which a search gives up
+
+Progress = Callable[[float, float], bool | None]  # (best makespan, seconds so far) -> True to stop
 
 
 @dataclass(frozen=True)
 class LocalSearch:
-    """Improve cost-greedy's plan until the time is up; returns the best plan seen."""
+    """Improve cost-greedy's plan until the budget is spent; returns the best plan seen.
+
+    The budget is seconds or, if `calls` is given, that many plans asked of the planner, which makes it deterministic.
+    `progress` is told of every better plan and may stop the search; with it, Ctrl-C stops the search as well.
+    """
 
     track: ClassVar[str] = "search"
     deterministic: ClassVar[bool] = False
     seed: int = 0
     budget: float = 0.1  # seconds
+    calls: int = 0  # instead of seconds
+    splits: bool = True  # halve columns where the task allows it
+    progress: Progress | None = field(default=None, repr=False)
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
         refuse_constraints(task)
-        planner = require_fast(planner)
-        end = time.perf_counter() + self.budget
-        rng = task_rng(self.seed, task)
-        search = _Search(task, planner, _start(task, planner))
-        best, best_makespan = search.placement.copy(), search.makespan
-        while time.perf_counter() < end and task.num_devices > 1:
-            if search.step(rng):
-                continue
-            if search.makespan < best_makespan:
-                best, best_makespan = search.placement.copy(), search.makespan
-            else:
-                search.restart(best)
-            search.kick(rng)
-        chosen = search.placement if search.makespan < best_makespan else best
-        return Plan(tuple(chosen.tolist()))
+        budget = Budget(self.budget, self.calls)
+        costs, rng = Costs(task, require_fast(planner)), task_rng(self.seed, task)
+        board = Board(task, costs, self.splits)
+        state = feasible(board, starts(board, budget.worth_seconds), rng)
+        return search(state, budget, rng, self.progress).plan()
 
 
-def _start(task: Task, planner: FastSimulator) -> np.ndarray:
+def search(state: State, budget: Budget, rng: np.random.Generator, progress: Progress | None = None) -> State:
+    """The best placement seen on the way from this feasible one, which stays as it is."""
+    best, state, costs = state, state.copy(), state.board.costs
+    idle = stale = 0
     try:
-        return np.array(CostGreedy()(task, planner).device)
-    except InfeasibleTask:
-        return first_fit_decreasing(task)
-
-
-class _Search:
-    """A placement with its running sums; every change keeps memory within bounds."""
-
-    def __init__(self, task: Task, planner: FastSimulator, placement: np.ndarray) -> None:
-        self.task, self.planner = task, planner
-        self.tables, self.size = planner.embed(task), table_bytes(task)
-        self.restart(placement)
-
-    def restart(self, placement: np.ndarray) -> None:
-        self.placement = placement.copy()
-        self.sums = device_sums(self.tables, placement, self.task.num_devices)
-        self.free = self.task.capacity - device_bytes(self.task, placement)
-        self._rescore()
-
-    def step(self, rng: np.random.Generator) -> bool:
-        """Make the best move or swap of the slowest device, if one lowers the makespan."""
-        out, device, back = self._candidates(rng)
-        if not len(out):
-            return False
-        makespans = self._makespans(out, device, back)
-        best = int(makespans.argmin())
-        if makespans[best] >= self.makespan:
-            return False
-        self._apply(int(out[best]), int(device[best]), int(back[best]))
-        return True
-
-    def kick(self, rng: np.random.Generator) -> None:
-        """Move a few random tables to random devices with room."""
-        for t in rng.integers(self.task.num_tables, size=KICK).tolist():
-            room = np.flatnonzero(self.free >= self.size[t])
-            if len(room):
-                self._apply(t, int(rng.choice(room)), -1)
+        while not budget.over(costs) and idle < IDLE and not _optimal(state):
+            if improve(state, rng):
+                continue
+            if state.makespan < best.makespan * (1 - 1e-12):
+                best, stale = state.copy(), 0
+                if progress is not None and progress(best.makespan, budget.spent_seconds):
+                    break
             else:
-                self._swap_at_random(t, rng)
+                state, stale = best.copy(), stale + 1
+            moved = kick(state, rng)
+            idle = 0 if moved else idle + 1
+            if (not moved or rng.random() < min(LEAPS, stale * LEAPS_RISE)) and not _leap(state, rng):
+                state = best.copy()
+    except KeyboardInterrupt:
+        if progress is None:
+            raise
+        return best
+    return state if state.makespan < best.makespan * (1 - 1e-12) else best
 
-    def _swap_at_random(self, t: int, rng: np.random.Generator) -> None:
-        """Where memory is too tight to move: swap with a table that leaves both devices room."""
-        spare, home = self.free[self.placement], self.free[self.placement[t]]
-        fits = (self.size[t] - self.size <= spare) & (self.size - self.size[t] <= home)
-        partners = np.flatnonzero(fits & (self.placement != self.placement[t]))
-        if len(partners):
-            u = int(rng.choice(partners))
-            self._apply(t, int(self.placement[u]), u)
 
-    def _candidates(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Feasible (table out of the slowest device, device it goes to, table that comes back or -1)."""
-        slowest = int(self.cost.argmax())
-        noise = 1 + 0.1 * rng.random(len(self.cost))
-        partners = np.argsort(self.cost * noise)[:PARTNERS]
-        partners = partners[partners != slowest]
-        mine = rng.permutation(np.flatnonzero(self.placement == slowest))[:CANDIDATES]
-        theirs = np.flatnonzero(np.isin(self.placement, partners))
-        theirs = rng.permutation(theirs)[: max(1, CANDIDATES // max(1, len(mine)))]
-        out = np.concatenate([np.repeat(mine, len(partners)), np.repeat(mine, len(theirs))])
-        device = np.concatenate([np.tile(partners, len(mine)), np.tile(self.placement[theirs], len(mine))])
-        back = np.concatenate([np.full(len(mine) * len(partners), -1), np.tile(theirs, len(mine))])
-        gain = self.size[out] - np.where(back >= 0, self.size[back], 0)
-        fits = (gain <= self.free[device]) & (-gain <= self.free[slowest])
-        return out[fits], device[fits], back[fits]
+def descend(state: State, budget: Budget, rng: np.random.Generator) -> None:
+    """Improve a placement until no change helps."""
+    while not budget.over(state.board.costs) and improve(state, rng):
+        pass
 
-    def _makespans(self, out: np.ndarray, device: np.ndarray, back: np.ndarray) -> np.ndarray:
-        change = self.tables[out] - np.where((back >= 0)[:, None], self.tables[back], 0.0)  # (C, H)
-        candidates = np.broadcast_to(self.sums, (len(out), *self.sums.shape)).copy()
-        each = np.arange(len(out))
-        candidates[each, self.placement[out]] -= change
-        candidates[each, device] += change
-        return self.planner.decode(self.task, candidates).makespan(self.task.objective)
 
-    def _apply(self, out: int, device: int, back: int) -> None:
-        for table, target in ((out, device), (back, int(self.placement[out]))):
-            if table >= 0:
-                home = int(self.placement[table])
-                self.sums[home] -= self.tables[table]
-                self.sums[target] += self.tables[table]
-                self.free[home] += self.size[table]
-                self.free[target] -= self.size[table]
-                self.placement[table] = target
-        self._rescore()
+def kick(state: State, rng: np.random.Generator) -> bool:
+    """Move or swap a few random pieces; False if memory allows none of that."""
+    touched: dict[int, None] = {}
+    for piece in rng.integers(len(state.node), size=rng.integers(*KICKS)).tolist():
+        touched |= dict.fromkeys(_anywhere(state, piece, rng))
+    if touched:
+        state.rescore()
+        state.refresh(list(touched))
+    return bool(touched)
 
-    def _rescore(self) -> None:
-        self.cost = self.planner.decode(self.task, self.sums).cost(self.task.objective)
-        self.makespan = float(self.cost.max())
-        require_number(self.makespan, self.planner)
+
+def _leap(state: State, rng: np.random.Generator) -> bool:
+    """Mix a few devices whether they overflow or not and repair that: feasible changes do not lead everywhere."""
+    redeal(state, rng)
+    return repair(state, rng, kicks=LEAP_KICKS)
+
+
+def _anywhere(state: State, piece: int, rng: np.random.Generator) -> tuple[int, ...]:
+    """Move a piece to a random device with room, or swap it with a piece where none has; the devices touched."""
+    board, home = state.board, int(state.device[piece])
+    size = board.size[state.node]
+    table = board.nodes.table[state.node]
+    room = state.free >= size[piece]
+    if board.allowed is not None:
+        room &= board.allowed[table[piece]]
+    room[home] = False
+    devices = np.flatnonzero(room)
+    if len(devices):
+        target = int(rng.choice(devices))
+        state.relocate(piece, target)
+        return home, target
+    fits = (size[piece] - size <= state.free[state.device]) & (size - size[piece] <= state.free[home])
+    if board.allowed is not None:
+        fits &= board.allowed[table[piece], state.device] & board.allowed[table, home]
+    others = np.flatnonzero(fits & (state.device != home))
+    if not len(others):
+        return ()
+    other = int(rng.choice(others))
+    target = int(state.device[other])
+    state.relocate(piece, target)
+    state.relocate(other, home)
+    return home, target
+
+
+def _optimal(state: State) -> bool:
+    """Whether one piece alone sets the pace, where nothing but tables costs: adding to a device makes none faster."""
+    board = state.board
+    if len(state.free) == 1:
+        return True
+    slowest = int(state.own.argmax())
+    if not board.costs.kernel or board.costs.slowness[slowest] > board.costs.slowness.min():
+        return False
+    mine = np.flatnonzero(state.device == slowest)
+    return len(mine) == 1 and not board.may_split[state.node[mine[0]]]

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from shard_gym.errors import InvalidTask
-from shard_gym.memory import device_bytes
+from shard_gym.memory import device_bytes, device_sums
 from shard_gym.plan import Plan
 from shard_gym.random_plans import TRIES, first_fit_decreasing, random_placements
-from shard_gym.simulators import Simulator
+from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.tasks import Task
 from shard_gym_agents.solver import refuse_constraints, require_number, task_rng
+
+CACHED_SHARDS = 2**11  # decoded in one call
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,27 @@ class RandomSearch:
         rng = task_rng(self.seed, task)
         end = time.perf_counter() + self.budget
         best, best_makespan, left = np.empty(0, np.int64), np.inf, self.samples
-        chunk = max(1, min(self.samples, 2_000_000 // (task.num_tables * 8)))
+        chunk, makespans_of = max(1, min(self.samples, 2_000_000 // (task.num_tables * 8))), _makespans(task, planner)
         while not len(best) or (time.perf_counter() < end if self.budget else left > 0):
             placements = random_placements(task, chunk if self.budget else min(chunk, left), rng)
-            makespans = planner.latency(task, placements).makespan(task.objective)
+            makespans = makespans_of(placements)
             require_number(makespans.min(), planner)
             left -= len(placements)
             if not len(best) or makespans.min() < best_makespan:
                 best, best_makespan = placements[makespans.argmin()], makespans.min()
         return Plan(tuple(best.tolist()))
+
+
+def _makespans(task: Task, planner: Simulator) -> Callable[[np.ndarray], np.ndarray]:
+    """What placements (P, N) are worth, (P,): tables are embedded once, and what is decoded stays in the cache."""
+    if not isinstance(planner, FastSimulator):
+        return lambda placements: planner.latency(task, placements).makespan(task.objective)
+    tables = planner.embed(task)
+    at_once = max(1, CACHED_SHARDS // task.num_devices)
+
+    def makespans(placements: np.ndarray) -> np.ndarray:
+        parts = [placements[start : start + at_once] for start in range(0, len(placements), at_once)]
+        latencies = (planner.decode(task, device_sums(tables, part, task.num_devices)) for part in parts)
+        return np.concatenate([latency.makespan(task.objective) for latency in latencies])
+
+    return makespans

@@ -1,0 +1,112 @@
+"""Time and memory of `auto` over the size of the task: `python -m benchmarks.scaling`
+
+Each size runs in a process of its own on one core: tables of a MetaSyn pool, twice the memory they need, the planner
+of the flag. Prints a row a size, and the exponents of time and memory fitted over sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+SIZES = ("100x10", "1000x100", "10000x1000", "100000x4096")
+
+
+def scaled_task(tables: int, devices: int, objective: str):
+    """A task of that size, always the same one."""
+    from shard_gym.metasyn import metasyn
+    from shard_gym.tasks import Task
+
+    rng = np.random.default_rng(0)
+    pool = metasyn(7, 856)
+    drawn = pool.take(rng.integers(len(pool), size=tables))
+    drawn = drawn.with_(dim=rng.choice([4, 8, 16, 32, 64, 128], tables).astype(np.int32))
+    capacity = int(max(2 * drawn.weight_bytes.sum() / devices, drawn.weight_bytes.max()))
+    return Task(drawn, (capacity,) * devices, objective=objective)
+
+
+def one(size: str, agent: str, planner_id: str, objective: str, budget: float) -> dict[str, Any]:
+    """Plan a task of that size here; `added_mb` is what planning took more than the process had held before."""
+    import shard_gym_agents
+    from shard_gym import simulators
+    from shard_gym.evaluate import run, score
+
+    planner = simulators.make(planner_id)
+    tables, devices = map(int, size.split("x"))
+    task = scaled_task(tables, devices, objective)
+    shard_gym_agents.make("lookup-greedy")(task, planner)  # imports and first calls
+    solver = shard_gym_agents.make(agent, budget=budget)
+    before = peak_mb()
+    start = time.perf_counter()
+    found = run(solver, planner, task)
+    seconds = time.perf_counter() - start
+    peak = peak_mb()
+    if found.plan is None:
+        raise SystemExit(found.error)
+    makespan = score(task, found.plan, planner).makespan
+    blind = score(task, shard_gym_agents.make("lookup-greedy")(task, planner), planner).makespan
+    row = {"size": size, "tables": tables, "seconds": seconds, "calls": found.simulator_calls}
+    return row | {"peak_mb": peak, "added_mb": peak - before, "makespan": makespan, "lookup_greedy": blind}
+
+
+def peak_mb() -> float:
+    """The most memory this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def exponent(sizes: list[float], values: list[float]) -> float:
+    """The power of the size that values grow with, by least squares of the logarithms."""
+    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as Markdown."""
+    columns = ("tables x devices", "seconds", "planner calls", "peak MB", "added MB", "below lookup-greedy")
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    for r in rows:
+        gain = 1 - r["makespan"] / r["lookup_greedy"]
+        sizes = f"{r['peak_mb']:.0f} | {r['added_mb']:.0f}"
+        lines.append(f"| {r['size']} | {r['seconds']:.2f} | {r['calls']:,} | {sizes} | {gain:.1%} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run every size and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", default=",".join(SIZES), help="tables x devices")
+    parser.add_argument("--agent", default="auto")
+    parser.add_argument("--planner", default="roofline:h100-v1")
+    parser.add_argument("--objective", default="kernel")
+    parser.add_argument("--budget", type=float, default=0.0, help="seconds of search; 0: what it takes to begin")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(one(options.one, options.agent, options.planner, options.objective, options.budget)))
+        return
+    rows = []
+    one_core = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    for size in options.sizes.split(","):
+        command = [sys.executable, "-m", "benchmarks.scaling", *sys.argv[1:], "--one", size]
+        done = subprocess.run(command, env=one_core, capture_output=True, text=True, check=False)
+        if done.returncode:
+            print(f"{size}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+            continue
+        rows.append(json.loads(done.stdout))
+    print(table(rows))
+    if len(rows) > 1:
+        tables = [float(row["tables"]) for row in rows]
+        for what in ("seconds", "added_mb"):
+            values = [max(float(row[what]), 1e-3) for row in rows]
+            print(f"{what} grow with tables to the power of {exponent(tables, values):.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shard_gym import make_pool, simulators, suites
+from shard_gym.errors import InfeasibleTask, InvalidTask
+from shard_gym.evaluate import score
+from shard_gym.memory import device_bytes, device_sums
+from shard_gym.plan import check
+from shard_gym.random_plans import random_placements
+from shard_gym_agents import make
+from shard_gym_agents.local_search import kick, search
+from shard_gym_agents.search_costs import Budget, Costs
+from shard_gym_agents.search_moves import improve
+from shard_gym_agents.search_repair import repair
+from shard_gym_agents.search_state import Board
+from shard_gym_agents.solver import task_rng
+from tests.search_helpers import SIMULATOR, best_by_force, draw_task
+
+SEEDS = st.integers(0, 10**6)
+OBJECTIVES = st.sampled_from(["kernel", "iteration"])
+
+
+def board_of(task, splits=False, allowed=None):
+    return Board(task, Costs(task, SIMULATOR), splits, allowed)
+
+
+def assert_consistent(state):
+    """Running sums and costs are those of the placement, made afresh."""
+    fresh = state.board.start(state.device, state.node)
+    for name in ("sums", "free", "forward", "own"):
+        np.testing.assert_allclose(getattr(state, name), getattr(fresh, name), rtol=1e-12)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(SEEDS, OBJECTIVES, st.sampled_from([1.02, 1.2, 9.0]))
+def test_the_best_of_all_placements_is_found_on_tiny_tasks(seed, objective, room):
+    task = draw_task(seed, objective, room)
+    best = best_by_force(task)
+    if best == np.inf:
+        with pytest.raises(InfeasibleTask, match=r"bytes.*too few"):
+            make("local-search", calls=2_000)(task, SIMULATOR)
+        return
+    found = score(task, make("local-search", calls=2_000)(task, SIMULATOR), SIMULATOR)
+    assert found.feasible
+    assert found.makespan == pytest.approx(best, rel=1e-9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(SEEDS, OBJECTIVES, st.booleans())
+def test_a_search_is_never_worse_than_its_start_and_keeps_its_sums(seed, objective, splits):
+    task = draw_task(seed, objective, room=3.0, splits=splits, tables=30)
+    rng = np.random.default_rng(seed)
+    start = board_of(task, splits).start(random_placements(task, 1, rng)[0])
+    before = start.makespan
+    found = search(start, Budget(0, 400), rng)
+    assert start.makespan == before
+    assert found.makespan <= before
+    assert not found.overflow
+    assert_consistent(found)
+
+
+@settings(max_examples=25, deadline=None)
+@given(SEEDS, OBJECTIVES)
+def test_a_plan_with_splits_is_the_placement_it_came_from(seed, objective):
+    task = draw_task(seed, objective, room=9.0, splits=True, tables=10)
+    rng = np.random.default_rng(seed)
+    state = board_of(task, splits=True).start(np.zeros(task.num_tables, int))
+    for _ in range(20):
+        may_split = np.flatnonzero(state.board.may_split[state.node])
+        if len(may_split) and rng.random() < 0.7:
+            state.halve(int(rng.choice(may_split)), int(rng.integers(task.num_devices)))
+        else:
+            kick(state, rng)
+    state.rescore()
+    improve(state, rng)
+    plan = state.plan()
+    tables = check(task, plan)
+    assert tables.num_tables == len(state.node)
+    found = device_sums(SIMULATOR.embed(tables), np.array(plan.device), task.num_devices)
+    np.testing.assert_array_equal(found, state.sums)
+    assert score(task, plan, SIMULATOR).makespan == pytest.approx(state.makespan, rel=1e-12)
+
+
+def test_halves_that_meet_are_joined_again():
+    """Two tables on two devices, one of them in halves: whole, each on a device of its own, they cost least."""
+    tables = make_pool(rows=10_000, dim=64, pooling=[40, 40])
+    task = dataclasses.replace(draw_task(0), tables=tables, memory=(10**9,) * 2, speed=(), splits_allowed=True)
+    state = board_of(task, splits=True).start([0, 1])
+    whole = state.makespan
+    state.halve(0, 1)
+    state.rescore()
+    state.refresh(None)
+    while improve(state, np.random.default_rng(0)):
+        pass
+    assert len(state.node) == 2
+    assert state.makespan == whole
+    assert_consistent(state)
+
+
+@settings(max_examples=30, deadline=None)
+@given(SEEDS)
+def test_a_repair_ends_without_overflow_or_says_so(seed):
+    task = draw_task(seed, room=1.15, tables=8)
+    state = board_of(task).start(np.zeros(task.num_tables, int))
+    assert state.overflow > 0 or task.num_tables == 1
+    mended = repair(state, np.random.default_rng(seed))
+    assert mended == (not state.overflow) == (best_by_force(task) < np.inf)
+    assert_consistent(state)
+
+
+def test_dead_ends_of_greedies_are_escaped():
+    suite, dead_ends = suites.get("tightmix-80x8"), 0
+    planner = simulators.make(suite.planner)
+    for task in suite.tasks("test")[:20]:
+        try:
+            make("cost-greedy")(task, planner)
+        except InfeasibleTask:
+            dead_ends += 1
+        assert score(task, make("local-search", calls=2_000)(task, planner), planner).feasible
+    assert dead_ends > 5
+
+
+@pytest.mark.parametrize("key", ["core-80x8", "metasyn-80x8", "tightmix-80x8-split"])
+def test_seed_and_calls_decide(key):
+    suite = suites.get(key)
+    task, planner = suite.tasks("val")[0], simulators.make(suite.planner)
+    one, same, other = (make("local-search", calls=15_000, seed=s)(task, planner) for s in (1, 1, 2))
+    assert one == same != other
+
+
+def test_a_budget_of_seconds_is_kept():
+    task = suites.get("core-80x8").tasks("val")[0]
+    start = time.perf_counter()
+    make("local-search", budget=0.1)(task, SIMULATOR)
+    assert 0.1 <= time.perf_counter() - start < 0.5
+
+
+@pytest.mark.parametrize("settings", [{"budget": -1.0}, {"budget": float("nan")}, {"calls": -1}])
+def test_a_budget_below_zero_is_refused(settings, tiny_task):
+    with pytest.raises(InvalidTask, match="budget"):
+        make("local-search", **settings)(tiny_task, SIMULATOR)
+
+
+def test_progress_is_told_and_may_stop_the_search():
+    task = suites.get("core-80x8").tasks("val")[0]
+    told = []
+
+    def stop_at_three(makespan, seconds):
+        told.append((makespan, seconds))
+        return len(told) == 3
+
+    plan = make("local-search", budget=30.0, progress=stop_at_three)(task, SIMULATOR)
+    assert len(told) == 3 and told == sorted(told, key=lambda t: (-t[0], t[1]))
+    assert score(task, plan, SIMULATOR).makespan == pytest.approx(told[-1][0], rel=1e-12)
+
+
+def test_ctrl_c_ends_a_search_that_somebody_watches():
+    task = suites.get("core-80x8").tasks("val")[0]
+
+    def interrupt(makespan, seconds):
+        raise KeyboardInterrupt
+
+    plan = make("local-search", budget=30.0, progress=interrupt)(task, SIMULATOR)
+    assert score(task, plan, SIMULATOR).feasible
+
+
+@settings(max_examples=15, deadline=None)
+@given(SEEDS)
+def test_pieces_stay_where_they_are_allowed(seed):
+    task = draw_task(seed, room=9.0, splits=True, tables=12)
+    rng = np.random.default_rng(seed)
+    allowed = rng.random((task.num_tables, task.num_devices)) < 0.6
+    placement = rng.integers(task.num_devices, size=task.num_tables)
+    allowed[np.arange(task.num_tables), placement] = True
+    found = search(board_of(task, True, allowed).start(placement), Budget(0, 300), rng)
+    assert allowed[found.board.nodes.table[found.node], found.device].all()
+
+
+def test_it_plans_better_than_cost_greedy_at_size():
+    suite = suites.get("core-80x8")
+    for task in suite.tasks("val")[:3]:
+        greedy = score(task, make("cost-greedy")(task, SIMULATOR), SIMULATOR).makespan
+        found = score(task, make("local-search", calls=10_000)(task, SIMULATOR), SIMULATOR).makespan
+        assert found < 0.999 * greedy
+
+
+def test_random_plans_where_memory_is_tight_fit_and_differ():
+    task = suites.get("tightmix-80x8").tasks("test")[0]
+    drawn = random_placements(task, 200, task_rng(0, task))
+    assert drawn.shape == (200, 80)
+    assert (device_bytes(task, drawn) <= task.capacity).all()
+    assert len(np.unique(drawn, axis=0)) == 200
