@@ -17,12 +17,13 @@ lint: .venv/dev.stamp
 	$(BIN)/mypy
 
 # The stamp is the last line of its recipe, so an install that broke off is done again.
+# Trained policies need torch. It comes before the rest, so that nothing else decides its version or build.
 .venv/core.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(INSTALL) -e .
+	$(INSTALL) torch
+	$(INSTALL) -e ".[exact]"
 	touch $@
 
-# torch before the rest, so that nothing else decides its version or build
 .venv/dev.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(INSTALL) torch

@@ -13,24 +13,30 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import shard_gym_agents
 from benchmarks import report
 from benchmarks.references import references, update_best
+from benchmarks.retrain import retrain
 from benchmarks.runs import Campaign, Judged, describe_agents, partial_path, run_jobs, tasks_of
-from benchmarks.workers import Job
+from benchmarks.workers import Job, preload
 from shard_gym import simulators, suites
-from shard_gym.errors import ShardGymError, UnknownName
+from shard_gym.errors import MissingDependency, ShardGymError, UnknownName
 from shard_gym.files import write_whole
 from shard_gym.results import write_results
+from shard_gym_agents.learners import LEARNERS
+from shard_gym_agents.trained import RETRAINED, NotTrained, Trained
 
 SUITES = "metasyn-80x8,dlrm-50x4,core-80x8"
+Missing = dict[tuple[str, str], str]  # suite and agent -> what it needs
 RESULTS = Path(__file__).parent / "results"
 ELSEWHERE = Path("runs/leaderboard")
 TIME_LIMIT = 60.0  # seconds a task
+BUDGET = 0.1  # seconds that a search may use on a task
 SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0}
-DECISIVE = ("agents", "agent", "seeds", "simulator", "budget", "time_limit", "split", "tasks")
-ABSENT = {"missing", "unknown"}  # what a worker says of an agent that needs more than is installed
+DECISIVE = ("agents", "agent", "seeds", "simulator", "budget", "time_limit", "split", "tasks", "retrain")
+ABSENT = {"missing", "unknown"}  # what a worker says of an agent that needs more than is installed, or training
 INTERRUPTED = 130  # exit code, as shells have it
 
 
@@ -63,21 +69,36 @@ def _run(options: argparse.Namespace) -> int:
     jobs = _jobs(options)
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # workers inherit it
     campaign = Campaign(options.out / "partial", options.tasks, options.fresh)
-    first_jobs = {job.agent: job for job in reversed(jobs)}
-    about = describe_agents(list(first_jobs.values()), campaign)
-    for agent, told in about.items():
-        if "unknown" in told and agent not in shard_gym_agents.names():
+    missing: Missing = {}
+    if options.retrain:
+        jobs, missing = retrain(jobs, options.fresh)
+    preload(job.agent for job in jobs)
+    about = _describe([job for job in jobs if (job.suite, job.agent) not in missing], campaign)
+    for job, told in about.items():
+        if "unknown" in told and job.agent not in shard_gym_agents.names():
             raise ShardGymError(told["unknown"])
-    missing = {a: told.get("missing") or told["unknown"] for a, told in about.items() if told.keys() & ABSENT}
-    once = {agent for agent, told in about.items() if told.get("deterministic") or "error" in told}
-    able = {j: about[j.agent] for j in jobs if j.agent not in missing and not (j.agent in once and j.seed)}
+    missing |= {(j.suite, j.agent): t.get("missing") or t["unknown"] for j, t in about.items() if t.keys() & ABSENT}
+    able = {j: told for j, told in about.items() if not told.keys() & ABSENT and not (j.seed and _once(told))}
     done, complete = run_jobs(able, campaign, options.workers)
     for key in options.suite:
-        _report(key, options, {j: runs for j, runs in done.items() if j.suite == key}, missing)
+        unable = {agent: why for (suite, agent), why in missing.items() if suite == key}
+        _report(key, options, {j: runs for j, runs in done.items() if j.suite == key}, unable)
     if complete:
         for job in able:
-            partial_path(job, about[job.agent], campaign.partial).unlink(missing_ok=True)
+            partial_path(job, about[job], campaign.partial).unlink(missing_ok=True)
     return 0 if complete else INTERRUPTED
+
+
+def _describe(jobs: list[Job], campaign: Campaign) -> dict[Job, dict[str, Any]]:
+    """What each job's agent says it is on that suite, asked with the first seed."""
+    first = {(job.suite, job.agent): job for job in reversed(jobs)}
+    told = describe_agents(first.values(), campaign)
+    return {job: told[first[job.suite, job.agent]] for job in jobs}
+
+
+def _once(told: dict[str, Any]) -> bool:
+    """Whether more seeds would change nothing."""
+    return bool(told.get("deterministic")) or "error" in told
 
 
 def _report(key: str, options: argparse.Namespace, done: dict[Job, list[Judged]], missing: dict[str, str]) -> None:
@@ -120,6 +141,8 @@ def _jobs(options: argparse.Namespace) -> list[Job]:
         raise UnknownName("agent", unknown[0], known)
     if options.simulator:
         simulators.make(options.simulator)
+        if options.retrain:
+            raise ShardGymError("--retrain trains with each suite's own planner: leave out --simulator")
     limit = options.time_limit or max(TIME_LIMIT, 2 * (options.budget or 0))
     agents = dict.fromkeys((*chosen, *options.agent))
     jobs = [
@@ -136,21 +159,39 @@ def _jobs(options: argparse.Namespace) -> list[Job]:
         )
         for key in options.suite
         for agent in agents
+        if options.agents or _able(agent, key, options.simulator)
         for seed in range(options.seeds)
     ]
     tasks_of(jobs[0], 1)  # an unknown split fails here
     return jobs
 
 
+def _able(agent: str, key: str, simulator: str | None) -> bool:
+    """Whether an agent has a row where nobody names it: a learner needs weights that serve the suite."""
+    if agent not in LEARNERS:
+        return True
+    try:
+        Trained(agent, suite=key).require_planner(simulator or suites.get(key).planner)
+    except NotTrained:
+        return False
+    except MissingDependency:
+        pass  # its row says so
+    return True
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("benchmarks.leaderboard", description=__doc__)
     add = parser.add_argument
     add("--suite", type=_names, default=_names(SUITES), help=f"comma-separated, default {SUITES}")
-    add("--agents", type=_names, help="comma-separated names of registered agents, default all")
+    add(
+        "--agents",
+        type=_names,
+        help="comma-separated names of registered agents; default all, learners where they have weights",
+    )
     add("--agent", type=_custom, action="append", default=[], metavar="MODULE:CLASS", help="yours; repeatable")
-    add("--seeds", type=_count, default=5, help="of agents that are not deterministic")
+    add("--seeds", type=_count, default=3, help="of agents that are not deterministic")
     add("--simulator", metavar="ID", help="plans and judges instead of the suite's own two")
-    add("--budget", type=seconds, help="time a search may use on a task, as 1s or 100ms")
+    add("--budget", type=seconds, default=BUDGET, help="time a search may use on a task, as 1s; default 100ms")
     limit = "an agent is killed when a task takes longer; default 60s, or twice the budget if that is more"
     add("--time-limit", type=seconds, help=limit)
     add("--split", default="test")
@@ -160,7 +201,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, metavar="DIR")
     add("--best-known", type=Path, metavar="DIR", default=RESULTS / "best_known")
     add("--update-best", action="store_true", help="keep plans that beat the best known ones")
-    add("--fresh", action="store_true", help="forget the runs of a command that broke off")
+    add("--retrain", action="store_true", help=f"train the learners first, in {RETRAINED}; a run there goes on")
+    add("--fresh", action="store_true", help="forget the runs of a command that broke off, with --retrain training too")
     add("--verbose", action="store_true", help="show what agents print, and their tracebacks")
     return parser
 

@@ -54,7 +54,7 @@ class Board:
 def board(
     suite: Suite, split: str, runs: dict[str, list[list[Judged]]], refs: References, unable: Sequence[Row]
 ) -> Board:
-    """Rank the agents by their runs, agent -> seed -> task; `unable` lack an extra and come last."""
+    """Rank the agents by their runs, agent -> seed -> task; `unable` lack something and come last."""
     samples = [_sample(agent, by_seed) for agent, by_seed in runs.items()]
     best = best_of_run(samples, refs.random, refs.best)
     ranked = standings(samples, refs.random, best)
@@ -69,7 +69,7 @@ def board(
 
 
 def unable_row(suite: Suite, agent: str, planner: str, judge: str, why: str) -> Row:
-    """An agent that needs something that is not installed."""
+    """An agent that needs something that is not installed, or that is not trained for the suite."""
     return Row(suite.key, agent, "-", planner, judge, 0, None, math.nan, math.nan, math.nan, why)
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -120,15 +120,15 @@ def run_jobs(
     return done, True
 
 
-def describe_agents(jobs: Sequence[Job], campaign: Campaign) -> dict[str, dict[str, Any]]:
-    """What each agent says it is, asked in a worker, as its import may crash or hang."""
-    about: dict[str, dict[str, Any]] = {}
+def describe_agents(jobs: Iterable[Job], campaign: Campaign) -> dict[Job, dict[str, Any]]:
+    """What the agent of each job says it is, asked in a worker, as its import may crash or hang."""
+    about: dict[Job, dict[str, Any]] = {}
     for job in jobs:
         worker = campaign.start(job)
         try:
-            about[job.agent] = worker.about()
+            about[job] = worker.about()
         except WorkerLost as lost:
-            about[job.agent] = {"error": str(lost)}
+            about[job] = {"error": str(lost)}
         finally:
             campaign.end(worker)
     return about

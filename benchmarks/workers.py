@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -20,11 +21,12 @@ from shard_gym import simulators, suites
 from shard_gym.errors import MissingDependency, ShardGymError, UnknownName
 from shard_gym.evaluate import Run, Solver, config, describe, run, track
 from shard_gym.plan import Plan
+from shard_gym_agents.learners import LEARNERS
+from shard_gym_agents.trained import NotTrained, Trained
 
 START_SECONDS = 120.0  # to import and build an agent; torch takes its time
 GRACE_SECONDS = 1.0  # for an answer to come through the pipe
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["benchmarks.workers"])
 
 
 class WorkerLost(ShardGymError):
@@ -44,6 +46,13 @@ class Job:
     budget: float | None = None  # seconds, where the agent takes one
     time_limit: float = 60.0  # seconds a task
     verbose: bool = False
+    checkpoint: str = ""  # weights instead of those that the agent ships with
+
+
+def preload(agents: Iterable[str]) -> None:
+    """Have workers begin with the imports of these agents done: torch takes seconds, each time."""
+    learners = [LEARNERS[agent][0] for agent in agents if agent in LEARNERS]
+    _CONTEXT.set_forkserver_preload(["benchmarks.workers", *dict.fromkeys(learners)])
 
 
 class Worker:
@@ -91,9 +100,9 @@ def serve(pipe: Connection, job: Job) -> None:
     threading.Thread(target=_die_with_parent, daemon=True).start()
     _keep_quiet(job.verbose)
     try:
-        solver = build(job.agent, job.seed, job.budget)
+        solver = build(job)
         told = describe_solver(solver)
-    except MissingDependency as error:
+    except (MissingDependency, NotTrained) as error:
         return pipe.send_bytes(json.dumps({"missing": str(error)}).encode())
     except UnknownName as error:
         return pipe.send_bytes(json.dumps({"unknown": str(error)}).encode())
@@ -111,12 +120,15 @@ def serve(pipe: Connection, job: Job) -> None:
         pipe.send_bytes(json.dumps({**vars(done), "plan": plan}).encode())
 
 
-def build(agent: str, seed: int, budget: float | None) -> Solver:
-    """The agent with the seed and budget, as far as its constructor takes them."""
-    bare = shard_gym_agents.make(agent)
-    given = {"seed": seed} if budget is None else {"seed": seed, "budget": budget}
-    accepted = inspect.signature(type(bare)).parameters
-    return shard_gym_agents.make(agent, **{key: value for key, value in given.items() if key in accepted})
+def build(job: Job) -> Solver:
+    """The job's agent with its seed, suite and what else was asked for, as far as its constructor takes them."""
+    offered = {"seed": job.seed, "suite": job.suite, "budget": job.budget, "checkpoint": job.checkpoint or None}
+    takes = shard_gym_agents.options(job.agent)
+    given = {name: value for name, value in offered.items() if name in takes and value is not None}
+    solver = shard_gym_agents.make(job.agent, **given)
+    if isinstance(solver, Trained):
+        solver.require_planner(job.planner)
+    return solver
 
 
 def describe_solver(solver: Any) -> dict[str, Any]:

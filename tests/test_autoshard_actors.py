@@ -12,6 +12,7 @@ from shard_gym import simulators, suites
 from shard_gym.errors import InvalidTask
 from shard_gym.evaluate import Unseen, score
 from shard_gym.memory import device_bytes
+from shard_gym.simulators import fbgemm
 from shard_gym_agents.learners.autoshard import Config, Learner, load
 from shard_gym_agents.learners.autoshard_actors import ActorLost, Here, Order, Processes
 from shard_gym_agents.learners.autoshard_costs import CostLearner, Fitting, OwnCosts
@@ -140,9 +141,11 @@ def test_a_run_that_measures_is_resumed_to_the_bit():
     assert same(second.state(), whole.state()) and len(whole.costs.shards) == 30
 
 
-def test_the_operator_itself_can_be_learned_from():
+def test_the_operator_itself_can_be_learned_from(monkeypatch):
     """FBGEMM on this machine, two episodes."""
     pytest.importorskip("fbgemm_gpu")
+    few = fbgemm.Settings(batch=64, warmups=1, runs=3, drop=0, arena_gb=0.01)
+    monkeypatch.setitem(simulators._BUILDERS, "fbgemm:cpu", lambda: fbgemm.Fbgemm(few))
     learner = Learner(toy_suite(), Config(num_envs=2, batch=2, planner="fbgemm:cpu"), seed=0)
     told = learner.iterate()
     assert told["simulator_calls"] == 2 and 0 <= told["return"] <= 1 and np.isfinite(told["cost_loss"])

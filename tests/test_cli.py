@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 
@@ -12,7 +13,7 @@ from shard_gym.plan import Plan
 from shard_gym.results import write_results
 from shard_gym.tables import make_pool
 from shard_gym.tasks import Task
-from shard_gym_agents import make, names
+from shard_gym_agents import make, names, trained
 from shard_gym_agents.cli import main
 
 TASK = Task(make_pool([1000, 2000, 3000], dim=16, name=("a", "b", "c")), memory=(2**20, 2**20))
@@ -39,6 +40,30 @@ def test_agents_are_listed_with_their_tracks(capsys):
     found = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert tuple(found) == names()
     assert (found["random"], found["cost-greedy"]) == ("blind", "search")
+
+
+def test_agents_without_weights_are_listed_with_what_trains_them(monkeypatch, tmp_path, capsys):
+    pytest.importorskip("torch")
+    monkeypatch.setattr(trained, "WEIGHTS", tmp_path)
+    helpers = import_module("tests.trained_helpers")
+    helpers.ship_policy("core-60x4")
+    assert main(["agents"]) == 0
+    found = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert found["rnn"] == "blind, trained on core-60x4"
+    assert "shard-gym train ppo --suite core-60x4 --seed 0 --out runs/trained/ppo/core-60x4" in found["ppo"]
+    assert main(["solve", "--suite", "dlrm-50x4", "--agent", "rnn"]) == 2
+    assert "no weights of rnn are shipped for dlrm-50x4" in capsys.readouterr().err
+
+
+def test_a_trained_policy_of_ones_own(tmp_path, capsys):
+    pytest.importorskip("torch")
+    helpers = import_module("tests.trained_helpers")
+    path = helpers.save_policy(tmp_path / "best.safetensors")
+    for given in (tmp_path, path):
+        assert main(["solve", "--suite", "dlrm-50x4", "--agent", "rnn", "--checkpoint", str(given)]) == 0
+        assert capsys.readouterr().out.startswith("makespan ")
+    assert main(["solve", "--suite", "dlrm-50x4", "--agent", "random", "--checkpoint", str(path)]) == 2
+    assert "random has no option checkpoint" in capsys.readouterr().err
 
 
 def test_a_plan_that_solve_writes_scores_the_same(tmp_path, capsys):

@@ -21,7 +21,18 @@ CORE = {*sys.stdlib_module_names, "shard_gym", "numpy", "gymnasium", "safetensor
 # imported only when somebody measures or fits, so these may need torch
 LAZY = ("shard_gym/cost_models/", "shard_gym/simulators/fbgemm.py", "shard_gym/simulators/measure.py")
 LAZY_CORE = {"torch", "fbgemm_gpu"}
-HEAVY = {"torch", "fbgemm_gpu", "torchrec", "ray", "stable_baselines3", "matplotlib", "pygame", "pyarrow", "pandas", "highspy"}
+HEAVY = {
+    "torch",
+    "fbgemm_gpu",
+    "torchrec",
+    "ray",
+    "stable_baselines3",
+    "matplotlib",
+    "pygame",
+    "pyarrow",
+    "pandas",
+    "highspy",
+}
 
 
 def relative(path: Path) -> str:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import leaderboard, progress
+from benchmarks import leaderboard, progress, retrain
 from shard_gym.evaluate import replay
 from shard_gym.results import read_results
+from shard_gym_agents import trained
 
 ROOT = Path(__file__).parents[1]
 JSON_KEYS = "suite agent track planner judge seeds feasible latency_ms gap speedup balance plan_seconds error"
@@ -30,7 +31,7 @@ def test_progress_tells_rate_and_time_left():
     ("arguments", "told"),
     [
         (["--suite", "nope"], "unknown suite 'nope'; choose one of: core-60x4, core-80x8"),
-        (["--agents", "nope"], "unknown agent 'nope'; choose one of: cost-greedy"),
+        (["--agents", "nope"], "unknown agent 'nope'; choose one of: autoshard, cloning, cost-greedy"),
         (["--simulator", "nope"], "unknown simulator 'nope'; choose one of: fbgemm:cpu"),
         (["--split", "nope"], "unknown split 'nope'; choose one of: test, train, val"),
     ],
@@ -157,6 +158,46 @@ def test_an_agent_that_cannot_be_found_ends_it(tmp_path):
     assert done.returncode == 2
     assert "unknown agent (No module named 'nowhere')" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_learner_without_weights_for_these_settings_is_told_and_not_ranked(tmp_path):
+    pytest.importorskip("torch")
+    settings = ("--agents", "random,rnn", "--tasks", "1", "--seeds", "1", "--simulator", "roofline:h200-v1")
+    rows = {row["agent"]: row for row in map(json.loads, lead(tmp_path, *settings, "--json").stdout.splitlines())}
+    assert (rows["random"]["feasible"], rows["random"]["error"]) == (1, None)
+    assert (rows["rnn"]["feasible"], rows["rnn"]["seeds"]) == (None, 0)
+    assert "weights" in rows["rnn"]["error"]
+
+
+def quick(learner, suite):
+    """A command that trains in a second, or fails."""
+    iterations = {"rnn": 1, "dreamshard": 0}[learner]
+    out = trained.RETRAINED / learner / suite
+    return f"shard-gym train {learner} --suite {suite} --iterations {iterations} --out {out}"
+
+
+def test_learners_are_trained_again_on_demand(tmp_path, monkeypatch, capfd):
+    pytest.importorskip("torch")
+    monkeypatch.setattr(trained, "RETRAINED", tmp_path / "trained")
+    monkeypatch.setattr(retrain, "command_for", lambda job: quick(job.agent, job.suite))
+    options = ["--retrain", "--suite", "dlrm-10x4", "--agents", "size-greedy,rnn,dreamshard", "--tasks", "2"]
+    options += ["--seeds", "2", "--json", "--out", str(tmp_path), "--best-known", str(tmp_path / "best")]
+    assert leaderboard.main(options) == 0
+    told = capfd.readouterr()
+    rows = {row["agent"]: row for row in map(json.loads, told.out.splitlines())}
+    assert [rows[agent]["seeds"] for agent in ("size-greedy", "rnn", "dreamshard")] == [1, 1, 0]
+    assert (rows["rnn"]["feasible"], rows["rnn"]["error"]) == (1, None)
+    assert rows["dreamshard"]["error"].startswith("training failed: --seed is 0 or more; --threads")
+    assert "iteration 1/1" in told.err and "x cost-greedy on validation tasks" in told.err
+    run = tmp_path / "trained" / "rnn" / "dlrm-10x4"
+    result = next(r for r in read_results(tmp_path / "dlrm-10x4.jsonl") if r.agent == "rnn")
+    assert result.config["checkpoint"] == str(run)
+    assert result.config["weights"] == trained.Trained("rnn", checkpoint=str(run)).weights
+
+
+def test_learners_are_trained_on_the_suites_own_planner_only(capsys):
+    assert leaderboard.main(["--retrain", "--simulator", "roofline:h200-v1"]) == 2
+    assert "leave out --simulator" in capsys.readouterr().err
 
 
 class Diary:

@@ -18,6 +18,12 @@ assert all(module.__file__.startswith(sys.argv[1]) for module in (shard_gym, sha
 env = gymnasium.make("shard_gym:ShardGym-MetaSyn-80x8")
 env.reset(seed=0)
 env.step(env.action_space.sample())
+try:
+    shard_gym_agents.make("autoshard")
+except shard_gym.errors.MissingDependency as error:
+    assert str(error) == "autoshard needs torch: pip install torch"
+else:
+    raise AssertionError("a trained policy without torch")
 assert not {"torch", "matplotlib"} & set(sys.modules)
 """
 

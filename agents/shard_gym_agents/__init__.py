@@ -18,8 +18,9 @@ from shard_gym.errors import InvalidTask, MissingDependency, UnknownName
 from shard_gym.plan import Plan
 from shard_gym.simulators import Simulator
 from shard_gym.tasks import Task
+from shard_gym_agents.learners import LEARNERS
 
-__all__ = ["AGENTS", "Solver", "make", "names"]
+__all__ = ["AGENTS", "Solver", "make", "names", "options"]
 
 Solver = Callable[[Task, Simulator], Plan]
 ENTRY_POINTS = "shard_gym.agents"  # where other packages register theirs
@@ -35,6 +36,11 @@ AGENTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "size-lookup-log-greedy": ("shard_gym_agents.greedy:Greedy", {"cost": "size-lookup-log"}),
     "cost-greedy": ("shard_gym_agents.greedy:CostGreedy", {}),
     "local-search": ("shard_gym_agents.local_search:LocalSearch", {}),
+    "beam": ("shard_gym_agents.beam:Beam", {}),
+    "neuroshard": ("shard_gym_agents.neuroshard:NeuroShard", {}),
+    "auto": ("shard_gym_agents.auto:Auto", {}),
+    "milp": ("shard_gym_agents.exact:Milp", {}),
+    **{name: ("shard_gym_agents.trained:Trained", {"learner": name}) for name in LEARNERS},
 }
 
 
@@ -45,6 +51,21 @@ def names() -> tuple[str, ...]:
 
 def make(name: str, **config: Any) -> Solver:
     """The solver of that name, or of `module:Class`; options it has no field for are refused."""
+    solver, defaults = _found(name)
+    return _built(name, solver, {**defaults, **config})
+
+
+def options(name: str) -> frozenset[str]:
+    """What `make` takes for that agent beside its name, `seed` or `budget` for example."""
+    solver, defaults = _found(name)
+    try:
+        return frozenset(signature(solver).parameters.keys() - defaults.keys())
+    except (TypeError, ValueError):
+        return frozenset()  # made in C, or nothing that can be called: `make` says so
+
+
+def _found(name: str) -> tuple[Any, Mapping[str, Any]]:
+    """The class of that name, or of `module:Class`, and the options that the name stands for."""
     path, defaults = AGENTS.get(name, (name, {}))
     if name not in AGENTS:
         installed = {e.name: e.value for e in entry_points(group=ENTRY_POINTS)}
@@ -53,13 +74,12 @@ def make(name: str, **config: Any) -> Solver:
     if not module or module.startswith(".") or not attribute:
         raise UnknownName("agent", name, (*names(), "module:Class"))
     try:
-        solver = getattr(import_module(module), attribute)
+        return getattr(import_module(module), attribute), defaults
     except (ModuleNotFoundError, AttributeError) as error:
         missing = getattr(error, "name", None)
         if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{missing}."):
             raise MissingDependency(f"{name} needs {missing}: pip install {missing}") from error
         raise UnknownName(f"agent ({error})", name, (*names(), "module:Class")) from error
-    return _built(name, solver, {**defaults, **config})
 
 
 def _built(name: str, solver: Any, config: dict[str, Any]) -> Solver:

@@ -22,6 +22,7 @@ from shard_gym.plan import Plan
 from shard_gym.simulators import Simulator
 from shard_gym.tables import GB
 from shard_gym.tasks import OBJECTIVES, OPTIMIZERS, Task
+from shard_gym_agents.trained import shipped
 
 # Subcommands with command lines of their own: module, which has a main(arguments) -> exit code, and what for.
 OTHERS = {
@@ -72,10 +73,12 @@ def list_suites(options: argparse.Namespace) -> None:
 
 
 def list_agents(options: argparse.Namespace) -> None:
-    """One line an agent: its track, or what has to be installed first."""
+    """One line an agent: its track, or what has to be installed or trained first."""
     for name in shard_gym_agents.names():
         try:
             told = getattr(shard_gym_agents.make(name), "track", "search")
+            if suites_of := shipped(name):
+                told += f", trained on {', '.join(suites_of)}"
         except ShardGymError as error:
             told = f"not available: {error}"
         print(f"{name:24} {told}")
@@ -84,8 +87,11 @@ def list_agents(options: argparse.Namespace) -> None:
 def solve(options: argparse.Namespace) -> None:
     """Let an agent plan a task, and tell what the plan is worth."""
     task, planner, judge = _task(options)
-    given = {name: getattr(options, name) for name in ("seed", "budget") if getattr(options, name) is not None}
+    asked = ("seed", "budget", "checkpoint")
+    given = {name: getattr(options, name) for name in asked if getattr(options, name) is not None}
     with _third_party(options.agent, options.verbose):
+        if options.suite and "suite" in shard_gym_agents.options(options.agent):
+            given["suite"] = options.suite
         plan = shard_gym_agents.make(options.agent, **given)(task, planner)
     print(report(task, plan, judge))
     if options.out:
@@ -176,6 +182,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--agent", required=True, help="a name from `shard-gym agents`, or module:Class")
     command.add_argument("--seed", type=int)
     command.add_argument("--budget", type=float, metavar="SECONDS")
+    command.add_argument("--checkpoint", metavar="PATH", help="a trained policy of yours, or the folder of its run")
     command.add_argument("--out", type=Path, metavar="FILE", help="where to keep the plan, as JSON")
     command.add_argument("--verbose", action="store_true", help="show the traceback of an agent that fails")
     command.set_defaults(run=solve)

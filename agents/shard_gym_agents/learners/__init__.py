@@ -9,7 +9,7 @@ from typing import Any
 LEARNERS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "autoshard": ("shard_gym_agents.learners.autoshard", {}),
     "dreamshard": ("shard_gym_agents.learners.dreamshard", {}),
-    "dreamshard-planner": ("shard_gym_agents.learners.dreamshard", {"costs": "planner"}),
+    "dreamshard-planner": ("shard_gym_agents.learners.dreamshard_planner", {}),
     "rnn": ("shard_gym_agents.learners.rnn", {}),
     "ppo": ("shard_gym_agents.learners.ppo", {"algorithm": "ppo"}),
     "maskable-ppo": ("shard_gym_agents.learners.ppo", {"algorithm": "maskable"}),

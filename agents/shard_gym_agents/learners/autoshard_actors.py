@@ -176,6 +176,7 @@ class Processes:
 
     def __init__(self, stage: Stage, num_envs: int, actors: int) -> None:
         self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload([__name__])  # torch takes seconds to import
         self.pipes: list[Connection] = []
         self.processes: list[Any] = []
         self.stage, self.each, self.actors = stage, num_envs // actors, actors

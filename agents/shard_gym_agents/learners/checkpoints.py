@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from shard_gym import card_files
 from shard_gym.errors import CorruptFile
 from shard_gym.tables import FEATURES
+from shard_gym_agents.trained import SCHEMA
 
-SCHEMA = "shard-gym/learner/1"
+__all__ = ["load_tensors", "packed", "save_tensors", "under", "unpack"]
 
 
 def packed(**parts: nn.Module | torch.optim.Optimizer | torch.Generator | int) -> dict[str, Tensor]:
@@ -72,10 +73,14 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], card: Mapping[
 
 
 def load_tensors(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and card of a file whose card has this `kind`; what is damaged or something else is refused."""
+    """Tensors and card of a file whose card has this `kind`; what is damaged or something else is refused.
+
+    Shipped weights are of half precision: they come back as float32.
+    """
     arrays, card = card_files.read(path, SCHEMA, "train it again")
     if card.get("kind") != kind:
         raise CorruptFile(f"{path} holds a {card.get('kind')}, expected a {kind}")
     if card.get("features") != list(FEATURES):
         raise CorruptFile(f"{path} expects features {card.get('features')}, here they are {list(FEATURES)}")
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}, card
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return {name: t.float() if t.dtype == torch.float16 else t for name, t in tensors.items()}, card
