@@ -1,21 +1,28 @@
-"""What the papers published, beside what ours gives: `python -m benchmarks.papers [metasyn links dreamshard fusion]`.
+"""What the papers published, beside what ours gives: `python -m benchmarks.papers [SECTION ...]`.
 
-Ours is always the analytic simulator `roofline:rtx2080ti-x4-v1` (or the one named in the row); theirs were
-measured on the hardware it models. Its rates, its links and the pooling tail were fitted to these very figures: errors
-tell how well the formulas can follow them, not how well they predict. Writes benchmarks/results/papers.md.
+Three pages in benchmarks/results. papers.md (metasyn, links, experts, fusion) holds the analytic simulator
+`roofline:rtx2080ti-x4-v1` (or the one named in the row) against figures measured on the hardware it models. Its rates,
+its links and the pooling tail were fitted to these very figures: errors tell how well the formulas can follow them, not
+how well they predict. papers_autoshard.md (figure-8 to figure-12, table-2) and papers_dreamshard.md (table-6 to
+table-11) repeat the papers' experiments with our learners. What is trained for them lies in runs/papers: the same
+command goes on where it broke off, and trains nothing twice. AutoShard's figures 8, 9, 11 and 12 show finished runs,
+runs/autoshard/metasyn-80x8-<seed>, unless `--iterations` asks for own ones.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import shlex
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.published import DREAMSHARD_TABLES_6_7, FLEXSHARD, TABLE_4
 from shard_gym import simulators, suites
-from shard_gym.errors import InfeasibleTask
+from shard_gym.errors import InfeasibleTask, ShardGymError, UnknownName
 from shard_gym.files import write_whole
 from shard_gym.metasyn import POOLING_SHAPE, load_metasyn, metasyn
 from shard_gym.random_plans import random_placements
@@ -28,39 +35,6 @@ RESULTS = Path(__file__).parent / "results"
 SIMULATOR = "roofline:rtx2080ti-x4-v1"
 CAVEAT = "whose rates and links were fitted to these very figures: errors are of a fit, not of a prediction"
 EXPERTS = ("size", "dim", "lookup", "size-lookup")
-
-# DreamShard, Table 4: columns on each of 4 GPUs -> slowest all-to-all, both passes together, ms.
-TABLE_4 = {
-    (256, 256, 256, 256): 11.24,
-    (192, 256, 320, 384): 14.18,
-    (192, 192, 320, 320): 13.01,
-    (128, 192, 320, 384): 14.03,
-    (128, 128, 384, 384): 14.73,
-    (64, 128, 384, 448): 16.11,
-    (64, 64, 448, 448): 16.67,
-    (64, 64, 320, 576): 16.93,
-    (64, 64, 64, 832): 17.65,
-}
-# DreamShard, Tables 6 and 7, test tasks: (tables, GPUs) -> ms of random and of the best expert.
-DREAMSHARD = {
-    (10, 4): (13.6, 11.1),
-    (30, 4): (31.8, 25.4),
-    (50, 4): (49.8, 41.3),
-    (70, 4): (66.7, 56.5),
-    (90, 4): (82.3, None),
-    (10, 2): (16.5, 13.7),
-    (20, 2): (29.9, 26.0),
-    (30, 2): (43.7, 38.5),
-    (40, 2): (58.6, 52.4),
-    (50, 2): (72.7, 65.6),
-}
-# FlexShard, Table 6: elements a GPU sends in each direction -> ms of the global all-to-alls of a step.
-FLEXSHARD = {
-    972_424_960: 307, 450_510_848: 149, 297_697_024: 99,
-    958_656_768: 308, 220_126_208: 80, 138_198_784: 49,
-    466_826_496: 156, 311_369_728: 101, 246_077_440: 85,
-    473_709_312: 155, 201_887_232: 72, 118_944_768: 45,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -100,11 +74,13 @@ def links() -> list[Row]:
 def dreamshard() -> list[Row]:
     """Mean test-set makespans of random plans and of the best of DreamShard's four experts."""
     rows = []
-    for (n, k), (random, best) in DREAMSHARD.items():
-        suite = suites.get(f"dlrm-{n}x{k}")
-        rows.append(Row(f"DLRM-{n} ({k}) random", random, _mean_random(suite.tasks("test"))))
-        if best is not None:
-            rows.append(Row(f"DLRM-{n} ({k}) best expert", best, _best_expert(suite.tasks("test"))))
+    for (n, k, split), printed in DREAMSHARD_TABLES_6_7.items():
+        if split != "test" or printed[0] is None:
+            continue
+        tasks, experts = suites.get(f"dlrm-{n}x{k}").tasks("test"), [ms for ms in printed[1:5] if ms is not None]
+        rows.append(Row(f"DLRM-{n} ({k}) random", printed[0], _mean_random(tasks)))
+        if experts:
+            rows.append(Row(f"DLRM-{n} ({k}) best expert", min(experts), _best_expert(tasks)))
     return rows
 
 
@@ -176,39 +152,99 @@ def _speedup(pool: TablePool, n: int, k: int, objective: str, draws: int = 40) -
 SECTIONS: dict[str, Callable[[], list[Row]]] = {
     "metasyn": tail,
     "links": links,
-    "dreamshard": dreamshard,
+    "experts": dreamshard,
     "fusion": fusion,
 }
 
 
-def main() -> None:
-    """Print and write the sections asked for, all by default."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="*", help=f"of {', '.join(SECTIONS)}; all by default")
-    asked = parser.parse_args().sections or list(SECTIONS)
-    if unknown := set(asked) - SECTIONS.keys():
-        parser.error(f"unknown section {', '.join(sorted(unknown))}; choose from {', '.join(SECTIONS)}")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure the sections asked for, those of papers.md by default; 2 when the command makes no sense."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    options = _parser().parse_args(arguments)
+    command = shlex.join(("python", "-m", "benchmarks.papers", *arguments))
+    asked = options.sections or list(SECTIONS)
+    try:
+        if own := [name for name in SECTIONS if name in asked]:
+            _simulator_page(own, options.out)
+        rest = [name for name in asked if name not in SECTIONS]
+        if rest or options.page:
+            _learned_pages(rest, options, command)
+    except (ShardGymError, OSError) as error:
+        print(f"papers: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "benchmarks.papers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add(
+        "sections",
+        nargs="*",
+        metavar="SECTION",
+        help=f"of {', '.join(SECTIONS)} (the default), autoshard, dreamshard, "
+        "figure-8 to figure-12, table-2, table-6 to table-11",
+    )
+    add("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where policies lie, and are trained")
+    add("--seeds", type=_count, help="training seeds; default 5 where finished runs are shown, else 1")
+    add("--iterations", type=_count, help="of each training run, instead of what the section says")
+    add("--workers", type=_count, default=1, help="trainings side by side, one thread each")
+    add("--tasks", type=_count, metavar="N", help="only the first N tasks of each suite")
+    add("--ablated", default="dlrm-20x4,dlrm-50x4", help="suites of table-11, comma-separated")
+    add("--sizes", default="", help="numbers of tables in table-6 to table-10, comma-separated; default the paper's")
+    add("--page", action="store_true", help="measure nothing: make the pages again from their JSON")
+    add("--out", type=Path, default=RESULTS, metavar="DIR", help="where pages go")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _learned_pages(asked: Sequence[str], options: argparse.Namespace, command: str) -> None:
+    """The pages that need torch."""
+    from benchmarks import papers_autoshard_page, papers_dreamshard
+    from benchmarks.papers_lab import Lab
+
+    pages = {"autoshard": papers_autoshard_page.PAGE, "dreamshard": papers_dreamshard.PAGE}
+    known = {*SECTIONS, *pages, *(key for page in pages.values() for key in page.sections)}
+    if unknown := sorted(set(asked) - known):
+        raise UnknownName("section", unknown[0], known)
+    ablated = tuple(suites.get(key).key for key in options.ablated.split(","))
+    sizes = tuple(_count(size) for size in options.sizes.split(",") if size)
+    lab = Lab(options.runs, options.seeds, options.iterations, options.workers, options.tasks, ablated, sizes)
+    for name, page in pages.items():
+        sections = [key for key in page.sections if key in asked or name in asked]
+        if options.page and page.kept(options.out):
+            page.write(options.out)
+        elif sections:
+            page.measure(sections, lab, options.out, command)
+
+
+def _simulator_page(asked: Sequence[str], out: Path) -> None:
+    """Print these sections; the page is written when it is whole."""
     lines = [
         "# Published figures and ours",
         "",
-        f"Made by `python -m benchmarks.papers`; ours from `{SIMULATOR}`, {CAVEAT}.",
+        f"Made by `python -m benchmarks.papers`; ours from `{SIMULATOR}`, {CAVEAT}. The learners' experiments are in "
+        "[papers_autoshard.md](papers_autoshard.md) and [papers_dreamshard.md](papers_dreamshard.md).",
         "",
     ]
     for section in asked:
-        lines += [
-            f"## {section}",
-            "",
-            (SECTIONS[section].__doc__ or "").strip(),
-            "",
-            "| | published | ours | error |",
-            "|---|---|---|---|",
-        ]
+        about = " ".join((SECTIONS[section].__doc__ or "").split())
+        lines += [f"## {section}", "", about, "", "| | published | ours | error |", "|---|---|---|---|"]
         lines += [f"| {r.what} | {r.published:g} | {r.ours:.4g} | {r.error:+.1%} |" for r in SECTIONS[section]()]
         lines.append("")
     print("\n".join(lines))
     if set(asked) == set(SECTIONS):
-        write_whole(RESULTS / "papers.md", "\n".join(lines))
+        write_whole(out / "papers.md", "\n".join(lines))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
