@@ -61,7 +61,7 @@ def register_planner(setitem=dict.__setitem__):
 @dataclass(frozen=True)
 class FakeConfig:
     learning_rate: float = 0.1
-    ends: str = ""  # how the third iteration ends: "nan", "ctrl-c", "kill"
+    ends: str = ""  # how the third iteration ends: "nan", "nan weights", "nan draws", "ctrl-c", "kill"
     good: int = 2  # iteration whose policy is the best
 
 
@@ -102,6 +102,10 @@ class FakeLearner:
             raise KeyboardInterrupt
         if self.iterations == 3 and self.config.ends == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.iterations == 3 and self.config.ends.startswith("nan "):
+            torch.nn.init.constant_(self.net.weight, float("nan"))
+            if self.config.ends == "nan draws":
+                torch.multinomial(self.net.weight[0].softmax(0), 1)
         bad = self.iterations == 3 and self.config.ends == "nan"
         return {"loss": float("nan") if bad else float(loss.detach()), "steps": 8.0, "simulator_calls": 3.0}
 

@@ -170,6 +170,14 @@ def test_the_cost_network_fits_what_it_is_told():
     assert own.latency(tasks[0], np.full(8, 0)).compute[1] == 0  # an empty device
 
 
+def test_why_an_actors_process_ended_is_told():
+    learner = Learner(suites.get("dlrm-10x2"), SMALL, seed=0)
+    crew = Processes(replace(learner.stage, order="sideways"), 2, 1)
+    crew.send(Order(0, 0, packed(net=learner.net)))
+    with pytest.raises(ActorLost, match="unknown order 'sideways'"):
+        crew.receive()
+
+
 @pytest.mark.usefixtures("measuring")
 def test_what_cannot_be_learned_by_measuring_is_refused():
     for suite, config in (

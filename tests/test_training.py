@@ -15,7 +15,16 @@ from shard_gym_agents import cli
 from shard_gym_agents.learners import LEARNERS, checkpoints, training
 from shard_gym_agents.learners.checkpoints import load_tensors, packed, save_tensors, unpack
 from shard_gym_agents.learners.training import Settings, TrainingFailed, Validation, episode_seeds, train
-from tests.learner_helpers import FakeConfig, FakeLearner, FakePolicy, one_thread, same, toy_planner, toy_suite  # noqa: F401
+from tests.learner_helpers import (  # noqa: F401
+    FakeConfig,
+    FakeLearner,
+    FakePolicy,
+    ToySuite,
+    one_thread,
+    same,
+    toy_planner,
+    toy_suite,
+)
 
 pytestmark = pytest.mark.usefixtures("toy_planner", "one_thread")
 OFTEN = Settings(iterations=4, validate_every=1, checkpoint_seconds=0.0)
@@ -51,10 +60,10 @@ def test_two_and_two_iterations_are_four(tmp_path):
     assert scalars(tmp_path / "parts") == scalars(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("ends", ["ctrl-c", "nan"])
+@pytest.mark.parametrize("ends", ["ctrl-c", "nan", "nan weights", "nan draws"])
 def test_what_ends_badly_keeps_the_last_whole_iteration(tmp_path, ends):
     error = KeyboardInterrupt if ends == "ctrl-c" else TrainingFailed
-    with pytest.raises(error, match="iteration 3" if ends == "nan" else None):
+    with pytest.raises(error, match=None if ends == "ctrl-c" else "iteration 3"):
         train(fake(ends=ends), tmp_path, replace(OFTEN, checkpoint_seconds=1e9))
     two = fake(ends=ends)
     train(two, tmp_path / "two", replace(OFTEN, iterations=2))
@@ -162,6 +171,25 @@ def test_a_state_of_another_network_is_refused():
         unpack(state, optimizer=torch.optim.Adam(torch.nn.Linear(1, 1).parameters()))
 
 
+@pytest.mark.parametrize("name", ["dreamshard", "rnn"])
+def test_a_learner_whose_losses_explode_keeps_the_last_good_iteration(tmp_path, name):
+    module = import_module(LEARNERS[name][0])
+    learner = module.Learner(toy_suite(), module.Config(learning_rate=1e30), 0)
+    with pytest.raises(TrainingFailed, match="iteration 1 gives"):
+        train(learner, tmp_path, OFTEN)
+    kept, card = load_tensors(tmp_path / "checkpoint.safetensors", "checkpoint")
+    assert card["progress"]["iteration"] == 0 and all(value.isfinite().all() for value in kept.values())
+
+
+@pytest.mark.parametrize("name", ["autoshard", "cloning", "dreamshard", "dreamshard-planner", "rnn"])
+def test_a_run_with_features_of_another_scaling_is_not_continued(monkeypatch, name):
+    module = import_module(LEARNERS[name][0])
+    state = module.Learner(toy_suite(), module.Config(), 0).state()
+    monkeypatch.setattr(ToySuite, "feature_scaling", lambda suite: (np.ones(21), np.full(21, 2.0)))
+    with pytest.raises(CorruptFile, match="another scaling"):
+        module.Learner(toy_suite(), module.Config(), 0).restore(state)
+
+
 def test_every_episode_has_a_seed_of_its_own():
     seeds = [tuple(episode_seeds(seed, iteration, 50)) for seed in range(3) for iteration in range(20)]
     assert len({one for some in seeds for one in some}) == 3 * 20 * 50
@@ -218,6 +246,9 @@ def test_the_command_trains_and_goes_on(tmp_path, capsys):
         (["--suite", "no-such"], "metasyn-80x8"),
         (["--num-envs", "5"], "multiple of batch"),
         (["--device", "cuda"], "no CUDA"),
+        (["--patience", "0"], "--patience"),
+        (["--learning-rate", "-1"], "above 0"),
+        (["--planner", "roofline:h100-v1"], "predicts"),
         (["--suite", "mixed-10to59x4-split"], "mixed-10to59x4,"),
     ],
 )
@@ -233,6 +264,12 @@ def test_unknown_learners_and_flags_list_the_known(capsys, arguments):
     with pytest.raises(SystemExit) as ended:
         cli.main(["train", *arguments])
     assert ended.value.code == 2 and "autoshard" in capsys.readouterr().err
+
+
+def test_a_folder_named_as_a_learner_is_not_taken_for_one(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", "--out", "rnn", "autoshard", "--suite", "dlrm-10x2"])
+    assert ended.value.code == 2 and "name the learner first" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", LEARNERS)

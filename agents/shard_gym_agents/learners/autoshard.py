@@ -29,10 +29,11 @@ from shard_gym.simulators import FastSimulator
 from shard_gym.simulators.base import counted
 from shard_gym.suites import Suite
 from shard_gym_agents.learners.ablations import without
-from shard_gym_agents.learners.autoshard_actors import LEAST, Crew, Here, Order, Played, Processes, Stage
+from shard_gym_agents.learners.autoshard_actors import Crew, Here, Order, Played, Processes, Stage
 from shard_gym_agents.learners.autoshard_costs import CostLearner, Fitting
 from shard_gym_agents.learners.autoshard_network import Net
 from shard_gym_agents.learners.autoshard_solver import AutoShard, load
+from shard_gym_agents.learners.boards import ILLEGAL
 from shard_gym_agents.learners.checkpoints import packed, under, unpack
 from shard_gym_agents.learners.impala import Episodes, vtrace
 
@@ -76,7 +77,7 @@ def loss_of(net: Net, played: Episodes, config: Config) -> tuple[Tensor, dict[st
     tables, states, _ = net.states(played.shown)
     on = F.one_hot(played.actions, played.mask.shape[-1])[..., None] * tables[..., None, :]
     sums = torch.cumsum(on, 0) - on  # before the step
-    scores = net.scores(states, sums, played.costs).masked_fill(played.mask == 0, LEAST)
+    scores = net.scores(states, sums, played.costs).masked_fill(played.mask == 0, ILLEGAL)
     log_policy, values, alive = F.log_softmax(scores, -1), net.values(states), played.alive
     log_probs = log_policy.gather(-1, played.actions[..., None])[..., 0]
     with torch.no_grad():
@@ -111,6 +112,9 @@ class Learner:
         self.planner = counted(simulators.make(config.planner or suite.planner))
         self.tasks, self.scaling = suite.tasks("train"), without(np.stack(suite.feature_scaling()), config.drop)
         self.measures = not isinstance(self.planner, FastSimulator)
+        if not self.measures and config.planner not in ("", suite.planner):
+            why = f"{config.planner} predicts, and {suite.key} plays with {suite.planner}"
+            raise InvalidTask(f"{why}: leave out planner, or give one that measures")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.net, self.costs = Net(), self._cost_learner() if self.measures else None

@@ -29,12 +29,12 @@ from shard_gym.tasks import Task
 from shard_gym.vector_env import ShardingVectorEnv
 from shard_gym_agents.learners.autoshard_costs import OwnCosts
 from shard_gym_agents.learners.autoshard_network import TABLE, Net
+from shard_gym_agents.learners.boards import ILLEGAL
 from shard_gym_agents.learners.checkpoints import under
 from shard_gym_agents.learners.impala import Episodes
 from shard_gym_agents.learners.training import episode_seeds
 from shard_gym_agents.solver import require_fast
 
-LEAST = -1e9  # the score of a device that is full
 COST = 2  # the column of predicted costs in what "full" shows of devices
 
 
@@ -130,7 +130,7 @@ class Actor:
             seen, mask = on_device(row), on_device(envs.action_masks())
             cost = torch.zeros_like(mask) if costs is None else on_device(costs)
             tables, states, memory = net.states(seen[None], memory)
-            log_policy = F.log_softmax(net.scores(states[0], sums, cost).masked_fill(mask == 0, LEAST), -1)
+            log_policy = F.log_softmax(net.scores(states[0], sums, cost).masked_fill(mask == 0, ILLEGAL), -1)
             action = torch.multinomial(log_policy.exp(), 1, generator=generator)
             sums.scatter_add_(1, action[..., None].expand(-1, 1, TABLE), tables[0][:, None])
             shown, reward, over, _, told = envs.step(action[:, 0].cpu().numpy())
@@ -195,7 +195,10 @@ class Processes:
 
     def receive(self) -> Played:
         """From all of them, always in the same order."""
-        return Played.together([self._try(pipe.recv) for pipe in self.pipes])
+        found = [self._try(pipe.recv) for pipe in self.pipes]
+        if lost := next((one for one in found if isinstance(one, ActorLost)), None):
+            raise lost
+        return Played.together(found)
 
     def _try(self, do: Any) -> Any:
         try:
@@ -211,12 +214,14 @@ def serve(pipe: Connection, stage: Stage, num_envs: int) -> None:
     """An actor's process: orders in, episodes out, until the learner is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's to handle
     torch.set_num_threads(1)
-    actor = Actor(stage, num_envs)
-    while True:
-        try:
+    try:
+        actor = Actor(stage, num_envs)
+        while True:
             pipe.send(actor.play(pipe.recv()))
-        except (EOFError, OSError):
-            return
+    except (EOFError, OSError):
+        return
+    except ShardGymError as error:
+        pipe.send(ActorLost(f"an actor's process ended: {error}"))
 
 
 def _for_actor(order: Order, number: int) -> Order:

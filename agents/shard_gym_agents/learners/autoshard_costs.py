@@ -18,6 +18,7 @@ from shard_gym.cost_models.networks import on_grid
 from shard_gym.simulators import FastSimulator, Latency
 from shard_gym.tables import FEATURES
 from shard_gym.tasks import Task
+from shard_gym_agents.learners import boards
 from shard_gym_agents.learners.autoshard_network import TABLE
 
 
@@ -64,8 +65,7 @@ class OwnCosts(FastSimulator):
 
 def standardised(task: Task, scaling: np.ndarray) -> Tensor:
     """Features by the scaling, (N, 21)."""
-    deviation = np.where(scaling[1] > 0, scaling[1], 1)
-    return torch.from_numpy(((task.tables.features() - scaling[0]) / deviation).astype(np.float32))
+    return torch.from_numpy(boards.standardised(task, scaling).astype(np.float32))
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,9 @@ def packed(**parts: nn.Module | torch.optim.Optimizer | torch.Generator | int) -
 
 def unpack(state: Mapping[str, Tensor], **parts: nn.Module | torch.optim.Optimizer | torch.Generator) -> None:
     """Put what `packed` copied back into the same parts; counters are the caller's to read."""
+    for name, part in parts.items():
+        if isinstance(part, nn.Module):
+            _require_scaling(part, under(state, name))
     try:
         for name, part in parts.items():
             if isinstance(part, nn.Module):
@@ -46,13 +49,20 @@ def unpack(state: Mapping[str, Tensor], **parts: nn.Module | torch.optim.Optimiz
                 _restore_optimizer(part, under(state, name))
             else:
                 part.set_state(state[name])
-    except (KeyError, RuntimeError) as error:
+    except (KeyError, RuntimeError, ValueError) as error:
         raise CorruptFile(f"this state is of another learner or another configuration: {error}") from error
 
 
 def under(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     """The tensors of one part, by their names within it."""
     return {key.removeprefix(f"{name}/"): value for key, value in state.items() if key.startswith(f"{name}/")}
+
+
+def _require_scaling(part: nn.Module, held: Mapping[str, Tensor]) -> None:
+    """Refuse to go on with features that are scaled in another way than they were."""
+    for name, ours in part.named_buffers():
+        if name.rpartition(".")[2] == "scaling" and name in held and not torch.allclose(ours.cpu(), held[name]):
+            raise CorruptFile("this state was trained on features of another scaling: train again")
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, held: dict[str, Tensor]) -> None:

@@ -41,7 +41,7 @@ NOWHERE = -1  # pads plans of tasks with fewer tables than the largest
 class Config:
     """Hyper-parameters; values were chosen on validation tasks."""
 
-    plans: int = 4  # of each training task
+    plans: int = 2  # of each training task
     calls: int = 20_000  # plans that local search asks the planner about for each
     updates: int = 32  # an iteration
     batch: int = 512  # tables an update

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = next((word for word in given if word in LEARNERS), None)
     try:
         module = _module(name) if name else None
-        options = _parser(module, LEARNERS[name][1] if name else {}).parse_args(given)
+        parser = _parser(module, LEARNERS[name][1] if name else {})
+        options = parser.parse_args(given)
+        if options.learner != name:  # another word is a learner's name, too: a folder perhaps
+            parser.error(f"name the learner first: shard-gym train {options.learner} ...")
         progress = _train(module, options, shlex.join(["shard-gym", "train", *given]))
     except (ShardGymError, OSError) as error:
         sys.stderr.write(f"shard-gym train: {error}\n")
@@ -73,8 +77,11 @@ def _train(module: Any, options: argparse.Namespace, command: str) -> Progress:
         made(**{field.name: getattr(options, field.name) for field in fields(made)})
         for made in (module.Config, Settings)
     )
-    if options.seed < 0 or options.threads < 1 or min(settings.validate_every, settings.iterations) < 1:
-        raise InvalidTask("--seed is 0 or more; --threads, --iterations and --validate-every are 1 or more")
+    counts = (options.threads, settings.iterations, settings.validate_every, settings.patience)
+    if options.seed < 0 or min(counts) < 1:
+        raise InvalidTask("--seed is 0 or more; --threads, --iterations, --validate-every and --patience 1 or more")
+    if not 0 < options.learning_rate < math.inf:
+        raise InvalidTask(f"--learning-rate is a number above 0, got {options.learning_rate}")
     if options.device == "cuda" and not torch.cuda.is_available():
         raise InvalidTask("torch finds no CUDA device here: train with --device cpu")
     torch.set_num_threads(options.threads)

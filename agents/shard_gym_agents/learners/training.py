@@ -1,7 +1,7 @@
 """The loop that all learners share. Needs torch.
 
 A folder holds a run: `checkpoint.safetensors`, from which the same command goes on after Ctrl-C or a crash,
-`best.safetensors`, the policy with the lowest makespan on validation tasks, and `scalars.jsonl`.
+`best.safetensors`, the policy with the lowest makespan on validation tasks, its `card.json`, and `scalars.jsonl`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from shard_gym_agents.learners.checkpoints import load_tensors, save_tensors
 
 
 class TrainingFailed(ShardGymError):
-    """Losses are no numbers any more; the message says from which iteration on, and what is kept."""
+    """Losses, weights or probabilities are no numbers any more; the message says since when, and what is kept."""
 
 
 class Policy(Protocol):
@@ -169,10 +169,7 @@ class _Run:
     def iteration(self, before: Progress, validate: Validation) -> Progress:
         """One iteration, logged, with its validation and its checkpoint when they are due."""
         start, number = time.monotonic(), before.iteration + 1
-        told = self.learner.iterate()
-        if not all(map(math.isfinite, told.values())):
-            why = f"iteration {number} gives {told}"
-            raise TrainingFailed(f"{why}; {self.path} keeps the run as it was before: lower the learning rate")
+        told = self._iterate(number)
         progress = replace(
             before,
             iteration=number,
@@ -188,6 +185,23 @@ class _Run:
         if time.monotonic() - self.saved >= self.settings.checkpoint_seconds:
             self.checkpoint()
         return progress
+
+    def _iterate(self, number: int) -> dict[str, float]:
+        """What the learner tells; training ends here when that, a weight or a probability is no number."""
+        try:
+            told = self.learner.iterate()
+        except (RuntimeError, ValueError) as error:
+            if isinstance(error, ShardGymError) or "nan" not in str(error):  # what torch and SB3 refuse to draw from
+                raise
+            raise self._failed(number, "probabilities that are no numbers") from error
+        broken = [name for name, value in self.learner.state().items() if not value.isfinite().all()]
+        if broken or not all(map(math.isfinite, told.values())):
+            raise self._failed(number, f"{told}{', and no numbers as ' if broken else ''}{', '.join(broken)}")
+        return told
+
+    def _failed(self, number: int, what: str) -> TrainingFailed:
+        kept = f"{self.path} keeps the run as it was before"
+        return TrainingFailed(f"iteration {number} gives {what}; {kept}: lower the learning rate, in another folder")
 
     def _validated(self, progress: Progress, told: dict[str, float], validate: Validation) -> Progress:
         solver = self.learner.solver()
