@@ -97,7 +97,8 @@ def main() -> None:
         command = [sys.executable, "-m", "benchmarks.scaling", *sys.argv[1:], "--one", size]
         done = subprocess.run(command, env=one_core, capture_output=True, text=True, check=False)
         if done.returncode:
-            print(f"{size}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+            why = done.stderr.strip() or f"ended with {done.returncode}, for want of memory perhaps"
+            print(f"{size}: {why.splitlines()[-1]}", file=sys.stderr)
             continue
         rows.append(json.loads(done.stdout))
     print(table(rows))

@@ -77,6 +77,12 @@ def test_a_beam_of_nothing_is_refused(settings):
         make("beam", **settings)
 
 
+@pytest.mark.parametrize("settings", [{"beams": 0}, {"candidates": 0}, {"limits": 0}, {"splits": -1}])
+def test_a_neuroshard_of_nothing_is_refused(settings):
+    with pytest.raises(InvalidTask, match="neuroshard needs"):
+        make("neuroshard", **settings)
+
+
 def greedy_under_limit(task, scale):
     """NeuroShard's inner greedy, written plainly for devices that are alike."""
     alone = [one_shard(task, [t]) for t in range(task.num_tables)]

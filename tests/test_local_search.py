@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard_gym import make_pool, simulators, suites
-from shard_gym.errors import InfeasibleTask, InvalidTask
+from shard_gym.errors import InfeasibleTask, InvalidTask, SimulatorError
 from shard_gym.evaluate import score
 from shard_gym.memory import device_bytes, device_sums
 from shard_gym.plan import check
 from shard_gym.random_plans import random_placements
+from shard_gym.simulators import Counted
 from shard_gym_agents import make
 from shard_gym_agents.local_search import kick, search
 from shard_gym_agents.search_costs import Budget, Costs
@@ -84,6 +85,18 @@ def test_a_plan_with_splits_is_the_placement_it_came_from(seed, objective):
     found = device_sums(SIMULATOR.embed(tables), np.array(plan.device), task.num_devices)
     np.testing.assert_array_equal(found, state.sums)
     assert score(task, plan, SIMULATOR).makespan == pytest.approx(state.makespan, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["local-search", "beam", "auto"])
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_a_table_is_quartered_where_not_even_its_half_fits_beside_another(name, most):
+    """Of a table of 100 parts, a half fits on one device only, quarters on all."""
+    tables = make_pool(rows=[1_000, 10], dim=64, pooling=[30, 1])
+    size, memory = int(tables.weight_bytes[0]), [0.46, 0.44, 0.42]
+    memory[most] = 0.52
+    capacities = tuple(int(share * size) for share in memory)
+    task = dataclasses.replace(draw_task(0), tables=tables, memory=capacities, speed=(), splits_allowed=True)
+    assert score(task, make(name, calls=200)(task, SIMULATOR), SIMULATOR).feasible
 
 
 def test_halves_that_meet_are_joined_again():
@@ -160,13 +173,50 @@ def test_progress_is_told_and_may_stop_the_search():
 
 
 def test_ctrl_c_ends_a_search_that_somebody_watches():
-    task = suites.get("core-80x8").tasks("val")[0]
+    task, told = suites.get("core-80x8").tasks("val")[0], []
 
     def interrupt(makespan, seconds):
-        raise KeyboardInterrupt
+        told.append(makespan)
+        if len(told) == 3:
+            raise KeyboardInterrupt
 
     plan = make("local-search", budget=30.0, progress=interrupt)(task, SIMULATOR)
-    assert score(task, plan, SIMULATOR).feasible
+    found = score(task, plan, SIMULATOR)
+    assert found.feasible and found.makespan == pytest.approx(told[-1], rel=1e-12)
+
+
+def test_progress_is_told_on_the_way_down_and_changes_nothing():
+    task, told = suites.get("core-80x8").tasks("val")[0], []
+    start = np.zeros(task.num_tables, int)
+    watched, alone = (
+        search(board_of(task).start(start), Budget(0, 3_000), np.random.default_rng(0), progress)
+        for progress in (lambda makespan, seconds: told.append(makespan), None)
+    )
+    assert watched.plan() == alone.plan()
+    assert len(told) > 20  # one descent from everything on one device
+
+
+class NanFromNowOn(simulators.FastSimulator):
+    """The simulator of these tests, until `wrong` is set."""
+
+    id, wrong = "nan-from-now-on", False
+
+    def embed(self, task):
+        return SIMULATOR.embed(task)
+
+    def decode(self, task, sums):
+        latency = SIMULATOR.decode(task, sums)
+        backward = np.full_like(latency.backward_compute, np.nan) if self.wrong else latency.backward_compute
+        return dataclasses.replace(latency, backward_compute=backward)
+
+
+@pytest.mark.parametrize("objective", ["kernel", "iteration"])
+def test_a_change_that_is_worth_nan_is_not_made(objective):
+    planner, task = NanFromNowOn(), draw_task(0, objective, room=9.0)
+    state = Board(task, Costs(task, planner)).start(np.zeros(task.num_tables, int))
+    planner.wrong = True
+    with pytest.raises(SimulatorError, match="predicts NaN"):
+        improve(state, np.random.default_rng(0))
 
 
 @settings(max_examples=15, deadline=None)
@@ -195,3 +245,12 @@ def test_random_plans_where_memory_is_tight_fit_and_differ():
     assert drawn.shape == (200, 80)
     assert (device_bytes(task, drawn) <= task.capacity).all()
     assert len(np.unique(drawn, axis=0)) == 200
+
+
+def test_calls_count_from_each_search_on():
+    """A planner that counts, and was asked before, as in training or on a leaderboard."""
+    task, counted = draw_task(3, "iteration", 1.3), Counted(SIMULATOR)
+    solver = make("local-search", calls=2_000)
+    first = solver(task, counted)
+    spent = counted.calls
+    assert solver(task, counted) == first and counted.calls == 2 * spent > 0

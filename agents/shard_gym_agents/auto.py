@@ -25,6 +25,8 @@ from shard_gym_agents.solver import refuse_constraints, require_fast, task_rng
 class Auto:
     """The best plan found in the time given, never predicted to be worse than a greedy's.
 
+    Of the greedies cost-greedy is asked only where its questions leave most of the time to others.
+
     What a search wins on a fitted planner is in part what the planner gets wrong. So a plan takes the place of the best
     greedy's only where the predicted gain exceeds `sure` standard deviations of the planner (of the slowest device,
     where it tells them): within them greedy's is as good a guess, and nobody searched for its errors.

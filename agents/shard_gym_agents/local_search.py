@@ -53,16 +53,19 @@ class LocalSearch:
 
 def search(state: State, budget: Budget, rng: np.random.Generator, progress: Progress | None = None) -> State:
     """The best placement seen on the way from this feasible one, which stays as it is."""
-    best, state, costs = state, state.copy(), state.board.costs
+    best, told, state, costs = state, state, state.copy(), state.board.costs
     idle = stale = 0
     try:
         while not budget.over(costs) and idle < IDLE and not _optimal(state):
-            if improve(state, rng):
+            helped = improve(state, rng)
+            better = progress is not None and state.makespan < told.makespan * (1 - 1e-12)
+            told = state.copy() if better else told
+            if better and progress is not None and progress(told.makespan, budget.spent_seconds):
+                break
+            if helped:
                 continue
             if state.makespan < best.makespan * (1 - 1e-12):
                 best, stale = state.copy(), 0
-                if progress is not None and progress(best.makespan, budget.spent_seconds):
-                    break
             else:
                 state, stale = best.copy(), stale + 1
             moved = kick(state, rng)
@@ -72,7 +75,7 @@ def search(state: State, budget: Budget, rng: np.random.Generator, progress: Pro
     except KeyboardInterrupt:
         if progress is None:
             raise
-        return best
+        return told  # whatever was being changed
     return state if state.makespan < best.makespan * (1 - 1e-12) else best
 
 

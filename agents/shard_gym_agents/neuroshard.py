@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from shard_gym.errors import InvalidTask
 from shard_gym.plan import Plan
 from shard_gym.simulators import Simulator
 from shard_gym.tasks import Task
@@ -32,6 +33,10 @@ class NeuroShard:
     candidates: int = 10  # by size, and as many by cost
     splits: int = 10  # at most
     limits: int = 11  # of a device's columns, evenly from 1.0 to 1.5 times the mean
+
+    def __post_init__(self) -> None:
+        if min(self.beams, self.candidates, self.limits) < 1 or self.splits < 0:
+            raise InvalidTask(f"neuroshard needs beams, candidates and limits >= 1 and splits >= 0, got {self}")
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
         refuse_constraints(task)

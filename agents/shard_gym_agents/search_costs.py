@@ -36,7 +36,7 @@ class Costs:
 
     def __init__(self, task: Task, planner: FastSimulator) -> None:
         self.task = task
-        self.planner = planner if isinstance(planner, Counted) else Counted(planner)
+        self.planner = Counted(planner)  # what this search asks, whatever was asked before
         self.kernel = task.objective == "kernel"
         self.slowness = 1 / np.array(task.speed)
         # devices that do not touch and are alike, so that any shards can be asked about together
@@ -45,7 +45,7 @@ class Costs:
 
     @property
     def calls(self) -> int:
-        """Plans asked about so far."""
+        """Plans asked about so far, by this search."""
         return self.planner.calls
 
     def plans(self, sums: np.ndarray) -> Parts:

@@ -8,6 +8,7 @@ import numpy as np
 
 from shard_gym_agents.search_costs import Parts
 from shard_gym_agents.search_state import State, value
+from shard_gym_agents.solver import require_number
 
 PARTNERS = 24  # devices that may take or swap pieces with the one that is too slow, cheapest first, ...
 RANDOM_PARTNERS = 8  # ... and some more of the others
@@ -217,7 +218,8 @@ def _make_best(state: State, found: Changes) -> bool:
     if not len(found.piece):
         return False
     worth, parts = ask(state, found)
-    best = int(worth.argmin())
+    best = int(worth.argmin())  # of a NaN, if there is one
+    require_number(worth[best], state.board.costs.planner)
     if worth[best] >= state.value * (1 - 1e-12):
         return False
     state.refresh(apply(state, found, best, parts))

@@ -69,15 +69,16 @@ def _less_overflow(state: State, rng: np.random.Generator) -> bool:
 
 
 def _halve_largest(state: State) -> bool:
-    """Halve the largest piece of the fullest device; the new half goes where most is free."""
+    """Halve the largest piece of the fullest device; the new half goes where most is free, fit or not.
+
+    Finer pieces can be moved on, and there are three halvings of a table at most.
+    """
     source, target = int(state.free.argmin()), int(state.free.argmax())
     mine = np.flatnonzero((state.device == source) & state.board.may_split[state.node])
     if not len(mine) or source == target:
         return False
     size = state.board.size[state.node[mine]]
     piece = int(mine[size.argmax()])
-    if state.board.size[state.node[piece] + 1] > state.free[target]:
-        return False
     state.halve(piece, target)
     return True
 
