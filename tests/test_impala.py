@@ -59,10 +59,11 @@ def some_episodes(seed=0, steps=3, episodes=2, devices=2):
     return Episodes(shown, costs, torch.ones_like(costs), actions, -0.7 * ones, rewards, ones)
 
 
-@pytest.mark.parametrize("centred", [True, False])
-def test_the_loss_by_hand(centred):
+@pytest.mark.parametrize(("centred", "scaled"), [(True, False), (False, False), (True, True)])
+def test_the_loss_by_hand(centred, scaled):
     """One step at a time, with sums kept as the actors keep them."""
-    network, played, config = net(), some_episodes(), Config(entropy=0.25, baseline=0.5, centred=centred)
+    network, played = net(), some_episodes()
+    config = Config(entropy=0.25, baseline=0.5, centred=centred, scaled=scaled)
     loss, _ = loss_of(network, played, config)
     memory, sums, log_probs, values, entropy = None, torch.zeros(2, 2, TABLE), [], [], 0.0
     for t in range(3):
@@ -79,6 +80,8 @@ def test_the_loss_by_hand(centred):
     targets, advantages = (torch.tensor(x).float() for x in written_out(*(x.detach().numpy() for x in given)))
     if centred:
         advantages = advantages - advantages.mean(1, keepdim=True)
+    if scaled:
+        advantages = advantages / (advantages**2).mean().sqrt()
     by_hand = -(advantages * log_probs).sum() + 0.25 * ((targets - values) ** 2).sum() - 0.25 * entropy
     assert loss.item() == pytest.approx(by_hand.item(), rel=1e-5)
 

@@ -31,7 +31,7 @@ def test_progress_tells_rate_and_time_left():
     ("arguments", "told"),
     [
         (["--suite", "nope"], "unknown suite 'nope'; choose one of: core-60x4, core-80x8"),
-        (["--agents", "nope"], "unknown agent 'nope'; choose one of: autoshard, cloning, cost-greedy"),
+        (["--agents", "nope"], "unknown agent 'nope'; choose one of: auto, autoshard, beam"),
         (["--simulator", "nope"], "unknown simulator 'nope'; choose one of: fbgemm:cpu"),
         (["--split", "nope"], "unknown split 'nope'; choose one of: test, train, val"),
     ],
