@@ -123,3 +123,15 @@ class FakeLearner:
 def same(one, other):
     """Whether two states are equal to the bit."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def assert_reproducible(make):
+    """Learners of one seed tell the same, one that is restored goes on to the bit, another seed tells otherwise."""
+    straight, broken, other = make(3), make(3), make(4)
+    told = [straight.iterate() for _ in range(4)]
+    assert [broken.iterate() for _ in range(2)] == told[:2]
+    again = make(3)
+    again.restore(broken.state())
+    assert [again.iterate() for _ in range(2)] == told[2:]
+    assert same(again.state(), straight.state())
+    assert other.iterate() != told[0]

@@ -27,6 +27,7 @@ from shard_gym_agents.learners.dreamshard import (  # noqa: E402
     worth,
 )
 from shard_gym_agents.learners.dreamshard_networks import CostNet, Nets, composed  # noqa: E402
+from tests.learner_helpers import assert_reproducible  # noqa: E402
 
 SCALING = np.stack([np.zeros(21), np.ones(21)])
 SCALING[:, 1:3] = [[100, 3], [50, 2]]  # rows and pooling of the tables below
@@ -239,15 +240,7 @@ def test_the_learning_rate_falls_to_nothing(suite):
 
 def test_seeds_reproduce_and_a_restored_learner_goes_on_as_if_nothing_had_happened(suite):
     config = replace(SMALL, cost_updates=5, policy_updates=3)
-    straight, broken, other = (Learner(suite, config, seed=seed) for seed in (3, 3, 4))
-    told = [straight.iterate() for _ in range(4)]
-    assert [broken.iterate() for _ in range(2)] == told[:2]
-    again = Learner(suite, config, seed=3)
-    again.restore(broken.state())
-    assert [again.iterate() for _ in range(2)] == told[2:]
-    state = straight.state()
-    assert all(torch.equal(value, state[name]) for name, value in again.state().items())
-    assert other.iterate() != told[0]
+    assert_reproducible(lambda seed: Learner(suite, config, seed))
 
 
 def test_a_solver_does_not_change_when_its_learner_goes_on(suite):

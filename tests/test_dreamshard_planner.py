@@ -24,6 +24,7 @@ from shard_gym_agents.learners.dreamshard_planner import (  # noqa: E402
     log_policy,
     play,
 )
+from tests.learner_helpers import assert_reproducible  # noqa: E402
 from tests.test_dreamshard import SCALING, ToySuite, relative, toy  # noqa: E402
 
 SMALL = Config(updates=10, tasks=3, episodes=8, learning_rate=4e-3, horizon=8)
@@ -184,15 +185,7 @@ def test_what_fits_nowhere_is_named_and_a_planner_without_sums_is_refused():
 
 def test_seeds_reproduce_and_a_restored_learner_goes_on_as_if_nothing_had_happened(suite):
     config = replace(SMALL, updates=3)
-    straight, broken, other = (Learner(suite, config, seed=seed) for seed in (3, 3, 4))
-    told = [straight.iterate() for _ in range(4)]
-    assert [broken.iterate() for _ in range(2)] == told[:2]
-    again = Learner(suite, config, seed=3)
-    again.restore(broken.state())
-    assert [again.iterate() for _ in range(2)] == told[2:]
-    state = straight.state()
-    assert all(torch.equal(value, state[name]) for name, value in again.state().items())
-    assert other.iterate() != told[0]
+    assert_reproducible(lambda seed: Learner(suite, config, seed))
 
 
 def test_a_saved_policy_plans_as_before_and_others_are_refused(tmp_path):

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from shard_gym_agents.learners import boards  # noqa: E402
 from shard_gym_agents.learners.boards import Board  # noqa: E402
 from shard_gym_agents.learners.rnn import Config, Learner, Net, Rnn, load, play  # noqa: E402
+from tests.learner_helpers import assert_reproducible  # noqa: E402
 from tests.test_dreamshard import SCALING, ToySuite, relative, toy  # noqa: E402
 
 SMALL = Config(tasks=3, episodes=8, learning_rate=1e-2, horizon=25)
@@ -86,15 +87,7 @@ def test_the_planner_is_asked_about_every_episode(suite):
 
 def test_seeds_reproduce_and_a_restored_learner_goes_on_as_if_nothing_had_happened(suite):
     config = replace(SMALL, updates=3)
-    straight, broken, other = (Learner(suite, config, seed=seed) for seed in (3, 3, 4))
-    told = [straight.iterate() for _ in range(4)]
-    assert [broken.iterate() for _ in range(2)] == told[:2]
-    again = Learner(suite, config, seed=3)
-    again.restore(broken.state())
-    assert [again.iterate() for _ in range(2)] == told[2:]
-    state = straight.state()
-    assert all(torch.equal(value, state[name]) for name, value in again.state().items())
-    assert other.iterate() != told[0]
+    assert_reproducible(lambda seed: Learner(suite, config, seed))
 
 
 def test_a_saved_policy_plans_as_before(tmp_path):
