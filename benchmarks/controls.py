@@ -144,7 +144,7 @@ def argmin_of(policy: Any) -> Argmin | None:
     own = getattr(getattr(policy, "nets", None), "cost", None)
     if own is None and policy.track != "search":
         return None
-    order = getattr(policy, "order", None) or getattr(policy, "card", {}).get("order")
+    order = getattr(policy, "card", {}).get("order")
     return Argmin(LEANS.get(str(order), boards.LEANS), None if own is None else OwnCosts(policy.nets))
 
 
