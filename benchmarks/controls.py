@@ -7,9 +7,7 @@ over the costs that it sees, in its order. Writes controls.json and controls.md 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import shlex
 import sys
 import time
@@ -21,16 +19,14 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from benchmarks.learners import RESULTS, SUITES, best_known, both_feasible
-from benchmarks.scored import Scored, scored, spread, table
+from benchmarks.learners import SUITES, best_known, both_feasible
+from benchmarks.scored import Scored, page_parser, scored, spread, table, write_page
 from benchmarks.trained_runs import seeds_of
 from shard_gym import suites
-from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidTask, ShardGymError
-from shard_gym.files import read_json, write_whole
+from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.memory import device_bytes, table_bytes
 from shard_gym.plan import Plan
 from shard_gym.random_plans import no_room
-from shard_gym.results import commit_here
 from shard_gym.simulators import FastSimulator, Latency, Simulator, single_costs
 from shard_gym.simulators.base import costs_with
 from shard_gym.suites import Suite
@@ -221,32 +217,20 @@ def _cells(row: Row) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write the page; 2 when there is nothing to show."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--suite", default=",".join(SUITES), help="comma-separated")
-    parser.add_argument("--tasks", type=int, help="only the first so many test tasks")
+    parser = page_parser(__doc__, 1, SUITES)
     parser.add_argument("--budget", type=float, default=BUDGET, help="seconds of search a task")
-    parser.add_argument("--page", action="store_true", help="run nothing: make the page again from controls.json")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR")
     arguments = sys.argv[1:] if argv is None else list(argv)
-    options = parser.parse_args(arguments)
+    o = parser.parse_args(arguments)
     command = shlex.join(("python", "-m", "benchmarks.controls", *arguments))
-    path = options.out / "controls.json"
-    try:
-        if not options.page:
-            asked = options.suite.split(",")
-            found = measured(options.runs, options.seeds, asked, options.tasks, options.budget)
-            kept = {"schema": SCHEMA, "command": command, "commit": commit_here(), "budget": options.budget}
-            write_whole(path, json.dumps({**kept, "suites": found}, indent=1, allow_nan=False) + "\n")
-        kept = read_json(path)
-        if kept.get("schema") != SCHEMA:
-            raise CorruptFile(f"{path} is of schema {kept.get('schema')}, not {SCHEMA}: measure again")
-        write_whole(options.out / "controls.md", markdown(kept["suites"], kept["command"], kept["budget"]))
-    except (ShardGymError, OSError) as error:
-        print(f"controls: {error}", file=sys.stderr)
-        return 2
-    return 0
+
+    def measure() -> dict[str, Any]:
+        found = measured(o.runs, o.seeds, o.suite.split(","), o.tasks, o.budget)
+        return {"command": command, "budget": o.budget, "suites": found}
+
+    def page(kept: dict[str, Any]) -> str:
+        return markdown(kept["suites"], kept["command"], kept["budget"])
+
+    return write_page(o.out / "controls.json", SCHEMA, None if o.page else measure, page)
 
 
 if __name__ == "__main__":

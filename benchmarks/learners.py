@@ -6,8 +6,6 @@ learners.json and learners.md to benchmarks/results; `--page` makes the page aga
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import shlex
 import sys
@@ -19,20 +17,16 @@ import numpy as np
 import torch
 
 from benchmarks.references import load_best, references
-from benchmarks.scored import Scored, scored, spread, table
+from benchmarks.scored import RESULTS, Scored, page_parser, scored, spread, table, write_page
 from benchmarks.trained_runs import TrainedRun, seeds_of
 from shard_gym import simulators, suites
-from shard_gym.errors import CorruptFile, ShardGymError
 from shard_gym.evaluate import score
-from shard_gym.files import read_json, write_whole
 from shard_gym.plan import Plan
-from shard_gym.results import commit_here
 from shard_gym.suites import Suite
 from shard_gym_agents import make
 from shard_gym_agents.learners import LEARNERS
 
 SCHEMA = "shard-gym/learners/1"
-RESULTS = Path(__file__).parent / "results"
 SUITES = ("metasyn-80x8", "dlrm-50x4", "core-60x4", "tightmix-80x8")
 BASE = ("lookup-greedy", "cost-greedy")
 FAR, NEAR = "metasyn-800x80", "metasyn-80x8"  # policies of the second are taken to the first
@@ -216,30 +210,17 @@ def _targets(found: Found) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write the page; 2 when there is nothing to show."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--suite", default=",".join(SUITES), help="comma-separated")
-    parser.add_argument("--tasks", type=int, help="only the first so many test tasks")
-    parser.add_argument("--page", action="store_true", help="run nothing: make the page again from learners.json")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR")
     arguments = sys.argv[1:] if argv is None else list(argv)
-    options = parser.parse_args(arguments)
+    o = page_parser(__doc__, 5, SUITES).parse_args(arguments)
     command = shlex.join(("python", "-m", "benchmarks.learners", *arguments))
-    path = options.out / "learners.json"
-    try:
-        if not options.page:
-            found = measured(options.runs, options.seeds, options.suite.split(","), options.tasks)
-            kept = {"schema": SCHEMA, "command": command, "commit": commit_here(), "suites": found}
-            write_whole(path, json.dumps(kept, indent=1, allow_nan=False) + "\n")
-        kept = read_json(path)
-        if kept.get("schema") != SCHEMA:
-            raise CorruptFile(f"{path} is of schema {kept.get('schema')}, not {SCHEMA}: measure again")
-        write_whole(options.out / "learners.md", markdown(kept["suites"], kept["command"]))
-    except (ShardGymError, OSError) as error:
-        print(f"learners: {error}", file=sys.stderr)
-        return 2
-    return 0
+
+    def measure() -> dict[str, Any]:
+        return {"command": command, "suites": measured(o.runs, o.seeds, o.suite.split(","), o.tasks)}
+
+    def page(kept: dict[str, Any]) -> str:
+        return markdown(kept["suites"], kept["command"])
+
+    return write_page(o.out / "learners.json", SCHEMA, None if o.page else measure, page)
 
 
 if __name__ == "__main__":

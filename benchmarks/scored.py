@@ -1,16 +1,25 @@
-"""What a solver's plans of a suite's tasks are worth by its judge, as arrays."""
+"""What a solver's plans of a suite's tasks are worth by its judge, as arrays, and pages made of that."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from shard_gym import simulators
+from shard_gym.errors import CorruptFile, ShardGymError
 from shard_gym.evaluate import judged, run, template
+from shard_gym.files import read_json, write_whole
+from shard_gym.results import commit_here
 from shard_gym.suites import Suite
+
+RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,3 +87,33 @@ def spread(values: Sequence[float], form: str = ".3f") -> str:
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a Markdown table."""
     return ["| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows)]
+
+
+def page_parser(about: str | None, seeds: int, suites_asked: Sequence[str]) -> argparse.ArgumentParser:
+    """The options of a page about trained policies."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR")
+    parser.add_argument("--seeds", type=int, default=seeds)
+    parser.add_argument("--suite", default=",".join(suites_asked), help="comma-separated")
+    parser.add_argument("--tasks", type=int, help="only the first so many test tasks")
+    parser.add_argument("--page", action="store_true", help="run nothing: make the page again from its JSON")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR")
+    return parser
+
+
+def write_page(
+    path: Path, schema: str, measure: Callable[[], dict[str, Any]] | None, page: Callable[[dict[str, Any]], str]
+) -> int:
+    """Keep what is measured as JSON, and make the page of what is kept; 2 when there is nothing to show."""
+    try:
+        if measure is not None:
+            kept = {"schema": schema, "commit": commit_here(), **measure()}
+            write_whole(path, json.dumps(kept, indent=1, allow_nan=False) + "\n")
+        kept = read_json(path)
+        if kept.get("schema") != schema:
+            raise CorruptFile(f"{path} is of schema {kept.get('schema')}, not {schema}: measure again")
+        write_whole(path.with_suffix(".md"), page(kept))
+    except (ShardGymError, OSError) as error:
+        print(f"{path.stem}: {error}", file=sys.stderr)
+        return 2
+    return 0
