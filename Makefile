@@ -24,8 +24,10 @@ lint: .venv/dev.stamp
 	$(INSTALL) -e ".[exact]"
 	touch $@
 
+# torchrec without what it asks for: fbgemm-gpu, which would overwrite fbgemm-gpu-cpu.
 .venv/dev.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(INSTALL) torch
 	$(INSTALL) -e ".[dev]"
+	$(INSTALL) --no-deps torchrec
 	touch $@

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from shard_gym.room import kept_whole
 from shard_gym.tasks import Constraints, Task
 
 MOST_HALVINGS = 3  # a table comes in at most 8 pieces
@@ -77,5 +78,5 @@ def halvings(task: Task) -> np.ndarray:
     if task.splits_allowed:
         for level in range(1, MOST_HALVINGS + 1):
             times += task.tables.dim % (4 << level) == 0
-        times[list(task.constraints.no_split)] = 0
+        times[kept_whole(task)] = 0
     return times
