@@ -25,12 +25,18 @@ __all__ = [
 if find_spec("gymnasium"):  # a bare host that only measures has none
     import gymnasium
 
+    from shard_gym.rowwise.bank import NAMES
+
     for _suite in suites.SUITES.values():
         gymnasium.register(
             _suite.env_id,
             entry_point="shard_gym.env:make_env",
             vector_entry_point="shard_gym.vector_env:make_vector_env",
             kwargs={"suite": _suite.key},
+        )
+    for _bank in NAMES:  # rows of sequence tables, see shard_gym.rowwise
+        gymnasium.register(
+            f"ShardGym-Flex-{_bank}", entry_point="shard_gym.rowwise.env:make_flex_env", kwargs={"bank": _bank}
         )
     gymnasium.register(  # tasks drawn from a user's own tables
         "ShardGym-Own",

@@ -18,8 +18,13 @@ LAYERS = {  # lowest first: a layer knows those before it, never those after
 FILES = [(layer, path) for layer, folder in LAYERS.items() for path in sorted(folder.rglob("*.py"))]
 GYM_FILES = [path for layer, path in FILES if layer == "shard_gym"]
 CORE = {*sys.stdlib_module_names, "shard_gym", "numpy", "gymnasium", "safetensors"}
-# imported only when somebody measures or fits, so these may need torch
-LAZY = ("shard_gym/cost_models/", "shard_gym/simulators/fbgemm.py", "shard_gym/simulators/measure.py")
+# imported only when somebody measures, fits or runs a table, so these may need torch
+LAZY = (
+    "shard_gym/cost_models/",
+    "shard_gym/rowwise/embedding.py",
+    "shard_gym/simulators/fbgemm.py",
+    "shard_gym/simulators/measure.py",
+)
 LAZY_CORE = {"torch", "fbgemm_gpu"}
 HEAVY = {
     "torch",

@@ -1,0 +1,200 @@
+"""Tiers one stretch of rows at a time, as a Gymnasium environment: `gym.make("ShardGym-Flex-4x8")`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from shard_gym.env import BadAction, NoEpisode
+from shard_gym.episodes import task_index
+from shard_gym.errors import InvalidTask
+from shard_gym.rowwise import bank
+from shard_gym.rowwise.tiers import TIERS, RowTask, merged
+
+STRETCHES = 64  # of rows, an episode's steps
+FIRST = 1e-6  # share of all rows in the first stretch; each further one is larger by the same factor
+WIDTH = 11  # of an observation
+
+
+@dataclass(frozen=True, eq=False)
+class Stretches:
+    """A task's rows, most frequent first, in stretches that go to a tier each; arrays are (T,) or (3, T) by tier."""
+
+    task: RowTask
+
+    @cached_property
+    def _parts(self) -> tuple[np.ndarray, ...]:
+        """Rows, lookups, bytes and looked up bytes of each stretch."""
+        p, rows, row_bytes, _ = merged(self.task)
+        ends = np.cumsum(rows)
+        cuts = np.geomspace(max(1.0, FIRST * ends[-1]), ends[-1], STRETCHES)
+        columns = (rows, rows * p, rows * row_bytes, rows * row_bytes * p)
+        at = np.concatenate([[0.0], cuts])
+        return tuple(np.diff(np.interp(at, np.append(0, ends), np.append(0, np.cumsum(c)))) for c in columns)
+
+    @cached_property
+    def memory(self) -> np.ndarray:
+        """Bytes a GPU of each stretch in each tier."""
+        return self._in_tiers("memory")
+
+    @cached_property
+    def ms(self) -> np.ndarray:
+        """Communication in a step, but for latencies."""
+        return self._in_tiers("ms")
+
+    @cached_property
+    def latency(self) -> np.ndarray:
+        """Of each tier that has any rows, (3,)."""
+        return np.array([line.latency_ms for line in self.task.lines.values()])
+
+    @cached_property
+    def rw_ms(self) -> float:
+        """All rows in RW: what rewards are measured in."""
+        return float(self.ms[-1].sum() + self.latency[-1])
+
+    @cached_property
+    def budget(self) -> float:
+        """Bytes a GPU."""
+        return float(self.memory[-1].sum()) + self.task.extra_bytes
+
+    @cached_property
+    def later(self) -> np.ndarray:
+        """The least memory that the stretches from each one on can take, (T + 1,)."""
+        return np.append(np.cumsum(self.memory.min(axis=0)[::-1])[::-1], 0.0)
+
+    @cached_property
+    def shown(self) -> np.ndarray:
+        """What an observation tells of each stretch, (T, 7), and of the end: zeros."""
+        rows, lookups, size, looked_up = self._parts
+        p = np.divide(looked_up, size, out=np.zeros_like(size), where=size > 0)
+        dp, flex, rw = self.memory / self.memory[-1].sum()
+        dp_ms, flex_ms, rw_ms = self.ms / self.rw_ms
+        columns = (np.log10(np.maximum(p, 1e-12)) / 6, lookups / lookups.sum(), rows / rows.sum())
+        told = np.stack([*columns, dp - rw, flex - rw, dp_ms - rw_ms, flex_ms - rw_ms], axis=1)
+        return np.concatenate([told, np.zeros((1, 7))])
+
+    def _in_tiers(self, what: str) -> np.ndarray:
+        _, _, size, looked_up = self._parts
+        lines = [getattr(line, what) for line in self.task.lines.values()]
+        return np.array([constant * size + slope * looked_up for constant, slope in lines])
+
+
+class FlexEnv(gym.Env[np.ndarray, np.int64]):
+    """Give each stretch of a task's rows, most frequent first, a tier: 0 DP, 1 Flex, 2 RW.
+
+    **Observation**, `Box[11]`: of the next stretch the logarithm of its rows' mean probability (over 6), its share of
+    lookups and of rows, what DP and Flex would add to RW's memory and to RW's communication (over all of RW's);
+    the memory left if all other stretches were RW, the memory that would be left after the least they can take, the
+    communication so far, the share of stretches done. At the end the first seven are 0.
+
+    **Reward**, 0 before the end: minus the step's communication over that of RW; if a GPU is over its memory, minus the
+    worst that any plan could take and the overshoot, below every plan that fits. `info["action_mask"]` and
+    `action_masks()` leave the tiers after which all rows can still be held. The last `info` has `tiers`, `comm_ms`,
+    `memory_bytes`, `feasible` and `task`, the index in the bank.
+    """
+
+    metadata = {"render_modes": ["ansi"], "render_fps": 8}  # noqa: RUF012  # gymnasium's own declaration
+
+    def __init__(
+        self, tasks: str | Sequence[RowTask] = "4x8", split: str = "train", render_mode: str | None = None
+    ) -> None:
+        self.tasks = bank.tasks(tasks, split) if isinstance(tasks, str) else tuple(tasks)
+        if not self.tasks or not all(isinstance(task, RowTask) for task in self.tasks):
+            raise InvalidTask(f"tasks are a bank's name or at least one RowTask, got {tasks!r:.80}")
+        if render_mode not in (None, "ansi"):
+            raise InvalidTask(f'render_mode is None or "ansi", got {render_mode!r}')
+        self.render_mode = render_mode
+        self.action_space = spaces.Discrete(len(TIERS))
+        self.observation_space = spaces.Box(-np.inf, np.inf, (WIDTH,), np.float32)
+        self._prepared: dict[int, Stretches] = {}
+        self._seed, self._episode, self._index = -1, 0, 0
+        self._tiers: list[int] | None = None
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin the next episode, the first one of `seed`, or that of `options={"task": index}`."""
+        super().reset(seed=seed)
+        if seed is not None:
+            self._seed, self._episode = seed, 0
+        elif self._seed < 0:
+            self._seed = int(self.np_random.integers(2**63))
+        if options and "task" in options:
+            self._index = range(len(self.tasks))[options["task"]]
+        else:
+            self._index = task_index(self._seed, self._episode, len(self.tasks))
+            self._episode += 1
+        self._tiers = []
+        return self._shown(), {"action_mask": self._mask()}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Put the next stretch in a tier."""
+        tiers = self._started()
+        if len(tiers) == STRETCHES:
+            raise NoEpisode("every stretch has its tier and the episode is over: call reset() before the next step")
+        if not 0 <= action < len(TIERS):
+            raise BadAction(f"there is no action {action}: choose 0 for DP, 1 for Flex, 2 for RW")
+        tiers.append(int(action))
+        shown, info = self._shown(), {"action_mask": self._mask()}
+        if len(tiers) < STRETCHES:
+            return shown, 0.0, False, False, info
+        memory, ms, of = self._memory(), self._ms(), self._of
+        over = memory - of.budget
+        worst = float(of.ms.max(axis=0).sum() + of.latency.sum())
+        reward = -ms / of.rw_ms if over <= 0 else -worst / of.rw_ms - over / of.budget
+        ends = {"tiers": tuple(tiers), "comm_ms": ms, "memory_bytes": memory, "feasible": bool(over <= 0)}
+        return shown, reward, True, False, info | ends | {"task": self._index}
+
+    def action_masks(self) -> np.ndarray:
+        """`info["action_mask"]` as bools. The name is sb3-contrib's."""
+        return self._mask().astype(bool)
+
+    def render(self) -> str | None:  # type: ignore[override]
+        """The tiers so far: D, F and R."""
+        return "".join("DFR"[tier] for tier in self._started()) if self.render_mode == "ansi" else None
+
+    @property
+    def _of(self) -> Stretches:
+        if self._index not in self._prepared:
+            self._prepared[self._index] = Stretches(self.tasks[self._index])
+        return self._prepared[self._index]
+
+    def _shown(self) -> np.ndarray:
+        of, done = self._of, len(self._started())
+        rest = of.memory[-1, done:].sum()
+        left = (of.budget - self._memory() - rest, of.budget - self._memory() - of.later[done])
+        shares = [*(part / of.budget for part in left), self._ms() / of.rw_ms, done / STRETCHES]
+        return np.array([*of.shown[done], *shares], np.float32)
+
+    def _mask(self) -> np.ndarray:
+        """Tiers after which the rest can still fit; all where none is."""
+        of, done = self._of, len(self._started())
+        if done == STRETCHES:
+            return np.ones(len(TIERS), np.int8)
+        fits = self._memory() + of.memory[:, done] + of.later[done + 1] <= of.budget
+        return np.array(fits if fits.any() else [True] * len(TIERS), np.int8)
+
+    def _memory(self) -> float:
+        tiers = self._started()
+        return float(self._of.memory[tiers, range(len(tiers))].sum())
+
+    def _ms(self) -> float:
+        tiers = self._started()
+        used = sorted(set(tiers))
+        return float(self._of.ms[tiers, range(len(tiers))].sum() + self._of.latency[used].sum())
+
+    def _started(self) -> list[int]:
+        if self._tiers is None:
+            raise NoEpisode("there is no episode yet: call reset() first")
+        return self._tiers
+
+
+def make_flex_env(bank: str, split: str = "train", render_mode: str | None = None) -> FlexEnv:
+    """The environment of a bank; what the ids are registered with."""
+    return FlexEnv(bank, split, render_mode)

@@ -1,0 +1,184 @@
+"""Nodes of GPUs and their collectives, and what a table costs there under each way to share out its rows.
+
+FlexShard's Tables 1 to 3. Per GPU and per pass, unless a name says otherwise; an element is one number of a row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from shard_gym.errors import InvalidTask, UnknownName
+from shard_gym.numbers import whole
+
+# Copies that data-parallel parameters and their gradients take in a framework: TorchRec's dense multiplier.
+COPIES = 6.0
+PASSES = 2  # forward and backward, both move what was looked up
+KINDS = ("rw", "cw", "dp", "flex", "twrw", "tw")
+
+
+@dataclass(frozen=True)
+class Network:
+    """N nodes of W GPUs, U in all; bandwidths are bytes a millisecond and GPU, latencies are of one collective."""
+
+    nodes: int
+    gpus_per_node: int
+    a2a_global: float  # all-to-all over all GPUs, bytes a ms
+    a2a_intra: float  # all-to-all within a node
+    ar_global: float  # all-reduce over all GPUs
+    ar_cross: float  # all-reduce over the GPUs of one rank in their nodes
+    a2a_global_ms: float = 0.0  # latencies
+    a2a_intra_ms: float = 0.0
+    ar_global_ms: float = 0.0
+    ar_cross_ms: float = 0.0
+    gpus: int = 0  # 0: nodes times gpus_per_node, which it must be
+
+    def __post_init__(self) -> None:
+        try:
+            for name in ("nodes", "gpus_per_node", "gpus"):
+                object.__setattr__(self, name, whole(getattr(self, name)))
+            for name in (f.name for f in fields(self) if f.name.startswith("a")):
+                object.__setattr__(self, name, float(getattr(self, name)))
+        except (TypeError, ValueError) as error:
+            raise InvalidTask(f"a network is whole numbers of nodes and GPUs, and rates: {error}") from error
+        if self.nodes < 1 or self.gpus_per_node < 1:
+            raise InvalidTask(f"a network needs a node and a GPU, got {self.nodes} x {self.gpus_per_node}")
+        if self.gpus not in (0, self.nodes * self.gpus_per_node):
+            product = self.nodes * self.gpus_per_node
+            raise InvalidTask(f"{self.nodes} nodes of {self.gpus_per_node} GPUs are {product}, not gpus={self.gpus}")
+        object.__setattr__(self, "gpus", self.nodes * self.gpus_per_node)
+        for name in ("a2a_global", "a2a_intra", "ar_global", "ar_cross"):
+            rate, latency = getattr(self, name), getattr(self, f"{name}_ms")
+            if not rate > 0 or not 0 <= latency < math.inf:
+                raise InvalidTask(f"{name} needs a bandwidth above 0 and a latency from 0, got {rate} and {latency}")
+
+
+# 4 nodes of 8 A100s, 200 Gb/s RoCE a GPU. Straight lines through the sizes and times of FlexShard's Tables 5 and 6:
+# bytes of both passes for all-to-alls, of the gradient for all-reduces; least squares, the former within 4.4 %.
+_A100 = Network(
+    nodes=4,
+    gpus_per_node=8,
+    a2a_global=25.8e6,
+    a2a_intra=84.4e6,
+    ar_global=179.5e6,
+    ar_cross=12.4e6,
+    a2a_global_ms=4.13,
+    a2a_intra_ms=0.35,
+    ar_global_ms=2.6,
+    ar_cross_ms=2.1,
+)
+# The ratio the paper's break-evens are worked out with, ar_global = 3 * a2a_global, and no latencies.
+_PAPER = Network(4, 8, a2a_global=25e6, a2a_intra=250e6, ar_global=75e6, ar_cross=25e6)
+NETWORKS: Mapping[str, Network] = {"a100-4x8": _A100, "flexshard-4x8": _PAPER}
+
+
+def network(name: str) -> Network:
+    """A preset by its name."""
+    if name not in NETWORKS:
+        raise UnknownName("network", name, NETWORKS)
+    return NETWORKS[name]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table as far as its uniform costs go: E rows of D elements, of which a sample looks up L on average."""
+
+    rows: float
+    dim: int
+    length: float
+    element_bytes: int = 4
+    pooled: bool = False  # the rows of a sample are summed: one is sent for each sample, whatever the length
+
+    @property
+    def row_bytes(self) -> int:
+        """One row."""
+        return self.dim * self.element_bytes
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What one kind of sharding costs the busiest GPU."""
+
+    static_bytes: float  # weights, gradients and state kept
+    dynamic_bytes: float  # rows looked up and buffers, while a batch is in flight
+    input_ids: float  # ids sent before rows can be looked up
+    rows_accessed: float
+    accessed_dim: float  # elements of each of those rows
+    dynamic_comm_bytes: float  # a pass
+    dynamic_comm_ms: float  # both passes
+    static_comm_bytes: float  # the backward pass alone
+    static_comm_ms: float
+
+    @property
+    def memory_bytes(self) -> float:
+        """Static and dynamic."""
+        return self.static_bytes + self.dynamic_bytes
+
+    @property
+    def comm_ms(self) -> float:
+        """Of a whole step."""
+        return self.dynamic_comm_ms + self.static_comm_ms
+
+
+def costs(table: Rows, kind: str, on: Network, batch: int, copies: float = COPIES) -> Costs:
+    """A table under one kind of sharding, `batch` samples a GPU.
+
+    "twrw" and "tw" put the whole table on one node or GPU: what its GPUs cost, in expectation like all others here.
+    Pooled tables send one row a sample, except that a GPU materialises its part of each sample of the whole batch.
+    """
+    if kind not in KINDS:
+        raise UnknownName("kind of sharding", kind, KINDS)
+    if batch < 1 or not table.rows >= 0 or not table.length >= 0:
+        raise InvalidTask(f"costs need a batch from 1 and rows and length from 0, got {batch} and {table}")
+    e, w, u, n = table.rows, on.gpus_per_node, on.gpus, on.nodes
+    row, ids = table.row_bytes, batch * table.length
+    sent_rows = batch * (1.0 if table.pooled else table.length)  # by a GPU under even sharding, and received
+    partial = u if table.pooled else 1  # parts of a pooled sample are made by every shard
+    share = {  # kind: rows kept, ids sent, rows looked up, their elements, rows made and received, rows sent
+        "rw": (e / u, ids, ids, table.dim, sent_rows * (partial + 1), sent_rows),
+        "cw": (e / u, u * ids, u * ids, table.dim / u, 2 * sent_rows, sent_rows),
+        "dp": (copies * e, 0.0, ids, table.dim, sent_rows, 0.0),
+        "flex": (
+            copies * e / w,
+            ids,
+            ids,
+            table.dim,
+            sent_rows * ((w if table.pooled else 1) + 1),
+            sent_rows,
+        ),
+        "twrw": (
+            e / w,
+            ids,
+            n * ids,
+            table.dim,
+            sent_rows * ((u if table.pooled else n) + 1),
+            sent_rows * (u / w if not table.pooled else n),
+        ),
+        "tw": (e, ids, u * ids, table.dim, sent_rows * (u + 1), sent_rows * u),
+    }
+    kept, sent_ids, looked_up, dim, in_flight, sent = share[kind]
+    rate, latency = (on.a2a_intra, on.a2a_intra_ms) if kind == "flex" else (on.a2a_global, on.a2a_global_ms)
+    static, static_ms = _all_reduced(kind, e * row, on)
+    dynamic_ms = 0.0 if kind == "dp" else PASSES * (sent * row / rate + latency)
+    return Costs(
+        static_bytes=kept * row,
+        dynamic_bytes=in_flight * row,
+        input_ids=sent_ids,
+        rows_accessed=looked_up,
+        accessed_dim=dim,
+        dynamic_comm_bytes=sent * row,
+        dynamic_comm_ms=dynamic_ms,
+        static_comm_bytes=static,
+        static_comm_ms=static_ms,
+    )
+
+
+def _all_reduced(kind: str, table_bytes: float, on: Network) -> tuple[float, float]:
+    """Bytes of gradient that a GPU all-reduces, and how long it takes."""
+    if kind == "dp":
+        return table_bytes, table_bytes / on.ar_global + on.ar_global_ms
+    if kind == "flex":
+        share = table_bytes / on.gpus_per_node
+        return share, share / on.ar_cross + on.ar_cross_ms
+    return 0.0, 0.0

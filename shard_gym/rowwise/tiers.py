@@ -1,0 +1,187 @@
+"""Sequence tables whose rows are shared out in tiers, and what that costs each GPU.
+
+The most frequent rows of a table are replicated on every GPU (DP), the next in every node and split within it (Flex),
+the rest is split over all GPUs (RW). Costs are a row's bytes times a line in its probability: see `lines`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shard_gym.errors import CorruptFile, InvalidPlan, InvalidTask
+from shard_gym.files import read_json, write_whole
+from shard_gym.numbers import whole
+from shard_gym.rowwise.curves import Curve
+from shard_gym.rowwise.network import COPIES, PASSES, Network
+
+TIERS = ("dp", "flex", "rw")
+SCHEMA = "shard-gym/tiered-plan/1"
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a row of one byte costs a GPU in a tier: a constant and a slope in the row's probability."""
+
+    memory: tuple[float, float]  # bytes
+    ms: tuple[float, float]  # of communication in a step
+    latency_ms: float  # of the collectives of a tier that has any row
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceTable:
+    """Rows of `dim` elements that samples look up without summing them."""
+
+    name: str
+    curve: Curve
+    dim: int
+    element_bytes: int = 4
+
+    def __post_init__(self) -> None:
+        if whole(self.dim) < 1 or whole(self.element_bytes) < 1:
+            raise InvalidTask(f"table {self.name!r} needs dim and element_bytes from 1")
+
+    @property
+    def row_bytes(self) -> int:
+        """One row."""
+        return self.dim * self.element_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class RowTask:
+    """Share out the rows of sequence tables on a network so that a step communicates least."""
+
+    tables: tuple[SequenceTable, ...]
+    network: Network
+    batch: int  # samples a GPU
+    extra_bytes: float = 0.0  # a GPU may use, beyond what it uses if all rows are split over all GPUs
+    copies: float = COPIES  # of a replicated row that a GPU keeps: weights, gradients, state
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tables", tuple(self.tables))
+        names = [table.name for table in self.tables]
+        if not names or len(set(names)) < len(names):
+            raise InvalidTask(f"a task needs tables with names of their own, got {names}")
+        if whole(self.batch) < 1 or not self.copies > 0 or math.isnan(self.extra_bytes):
+            raise InvalidTask(f"batch is from 1, copies above 0, got {self.batch}, {self.copies}, {self.extra_bytes}")
+
+    @cached_property
+    def lines(self) -> Mapping[str, Line]:
+        """Of each tier; from FlexShard's Tables 2 and 3."""
+        n, b, w, u = self.network, self.batch, self.network.gpus_per_node, self.network.gpus
+        return {
+            "dp": Line((self.copies, b), (1 / n.ar_global, 0.0), n.ar_global_ms),
+            "flex": Line(
+                (self.copies / w, 2 * b),
+                (1 / w / n.ar_cross, PASSES * b / n.a2a_intra),
+                PASSES * n.a2a_intra_ms + n.ar_cross_ms,
+            ),
+            "rw": Line((1 / u, 2 * b), (0.0, PASSES * b / n.a2a_global), PASSES * n.a2a_global_ms),
+        }
+
+    @cached_property
+    def budget_bytes(self) -> float:
+        """What a GPU may use."""
+        return self.extra_bytes + worth(self, TieredPlan.uniform(self, "rw")).memory_bytes
+
+
+@dataclass(frozen=True)
+class TieredPlan:
+    """Of each table the rows in DP and the rows in Flex, the most frequent first; the rest is RW."""
+
+    dp_rows: tuple[int, ...]
+    flex_rows: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        try:
+            for name in ("dp_rows", "flex_rows"):
+                object.__setattr__(self, name, tuple(whole(rows) for rows in getattr(self, name)))
+        except TypeError as error:
+            raise InvalidPlan(f"a tiered plan is whole numbers of rows: {error}") from error
+        if len(self.dp_rows) != len(self.flex_rows) or min((*self.dp_rows, *self.flex_rows), default=0) < 0:
+            raise InvalidPlan("a tiered plan has as many dp_rows as flex_rows, one a table, none negative")
+
+    @classmethod
+    def uniform(cls, task: RowTask, tier: str) -> TieredPlan:
+        """All rows in one tier."""
+        rows, none = tuple(t.curve.num_rows for t in task.tables), (0,) * len(task.tables)
+        return cls(rows if tier == "dp" else none, rows if tier == "flex" else none)
+
+    def save(self, path: str | Path, task: RowTask) -> None:
+        """Write as JSON, with the tables' names and numbers of rows, whole or not at all."""
+        rows = zip(task.tables, self.dp_rows, self.flex_rows, strict=True)
+        tables = {t.name: {"rows": t.curve.num_rows, "dp": dp, "flex": flex} for t, dp, flex in rows}
+        write_whole(path, json.dumps({"schema": SCHEMA, "tables": tables}) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path, task: RowTask) -> TieredPlan:
+        """Read what `save` wrote; a plan for other tables is refused."""
+        data: Any = read_json(path)
+        try:
+            if data["schema"] != SCHEMA:
+                raise CorruptFile(f"{path} has schema {data['schema']}, expected {SCHEMA}")
+            told = data["tables"]
+            if {name: t["rows"] for name, t in told.items()} != {t.name: t.curve.num_rows for t in task.tables}:
+                raise InvalidPlan(f"{path} is a plan for tables of other names or rows")
+            plan = cls(*(tuple(told[t.name][tier] for t in task.tables) for tier in ("dp", "flex")))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CorruptFile(f"{path} is no tiered plan: {error}") from error
+        check(task, plan)
+        return plan
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What a tiered plan costs a GPU."""
+
+    memory_bytes: float
+    comm_ms: float  # of a step
+    lookups: Mapping[str, float]  # rows a sample looks up in each tier
+
+    def covered(self, tier: str) -> float:
+        """Share of all lookups in a tier."""
+        total = sum(self.lookups.values())
+        return self.lookups[tier] / total if total else 0.0
+
+
+def check(task: RowTask, plan: TieredPlan) -> None:
+    """Refuse a plan that is not one for these tables."""
+    if len(plan.dp_rows) != len(task.tables):
+        raise InvalidPlan(f"the plan is for {len(plan.dp_rows)} tables, the task has {len(task.tables)}")
+    for table, dp, flex in zip(task.tables, plan.dp_rows, plan.flex_rows, strict=True):
+        if dp + flex > (rows := table.curve.num_rows):
+            raise InvalidPlan(f"table {table.name!r} has {rows:,} rows, {dp:,} DP and {flex:,} Flex ones are too many")
+
+
+def worth(task: RowTask, plan: TieredPlan) -> Worth:
+    """Memory, communication and coverage, from the curves."""
+    check(task, plan)
+    memory = ms = 0.0
+    lookups, used = dict.fromkeys(TIERS, 0.0), set()
+    for table, dp, flex in zip(task.tables, plan.dp_rows, plan.flex_rows, strict=True):
+        cuts = (0, dp, dp + flex, table.curve.num_rows)
+        covered = [table.curve.covered(rows) for rows in cuts]
+        for tier, i in zip(TIERS, range(3), strict=True):
+            rows, looked_up, line = cuts[i + 1] - cuts[i], covered[i + 1] - covered[i], task.lines[tier]
+            memory += table.row_bytes * (line.memory[0] * rows + line.memory[1] * looked_up)
+            ms += table.row_bytes * (line.ms[0] * rows + line.ms[1] * looked_up)
+            lookups[tier] += looked_up
+            used |= {tier} if rows else set()
+    return Worth(memory, ms + sum(task.lines[tier].latency_ms for tier in used), lookups)
+
+
+def merged(task: RowTask) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Buckets of all tables, most frequent first: probability, rows, bytes a row, table."""
+    table = np.repeat(np.arange(len(task.tables)), [len(t.curve.rows) for t in task.tables])
+    p = np.concatenate([t.curve.probability for t in task.tables])
+    rows = np.concatenate([t.curve.rows for t in task.tables])
+    order = np.argsort(-p, kind="stable") if len(task.tables) > 1 else np.arange(len(p))
+    row_bytes = np.array([t.row_bytes for t in task.tables])[table]
+    return p[order], rows[order], row_bytes[order], table[order]

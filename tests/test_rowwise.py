@@ -1,0 +1,247 @@
+"""FlexShard's costs, row curves and tiers: formulas by hand, invariants, and the optimum against brute force."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidPlan, InvalidPool, InvalidTask, UnknownName
+from shard_gym.rowwise.curves import Curve, from_counts, from_rows, of_formula, power_law, zipf_mandelbrot
+from shard_gym.rowwise.network import KINDS, Network, Rows, costs, network
+from shard_gym.rowwise.tiers import RowTask, SequenceTable, TieredPlan, merged, worth
+from shard_gym_agents.flexshard import SETS, Frontier
+
+PAPER = network("flexshard-4x8")  # 4 nodes of 8, ar = 3 * a2a
+SMALL = Network(2, 2, a2a_global=1e3, a2a_intra=4e3, ar_global=3e3, ar_cross=1e3)
+
+
+def task_of(probabilities, dim=1, on=SMALL, batch=10, **settings):
+    tables = [SequenceTable(f"t{i}", from_rows(np.array(p)), dim) for i, p in enumerate(probabilities)]
+    return RowTask(tuple(tables), on, batch, **settings)
+
+
+def comm(task, plan):
+    return worth(task, plan).comm_ms
+
+
+# --- the tables of the paper
+
+
+def test_uniform_costs_are_those_of_the_tables():
+    table = Rows(rows=3200, dim=256, length=100)
+    rw, cw, dp, flex = (costs(table, kind, PAPER, 4096) for kind in ("rw", "cw", "dp", "flex"))
+    row = 1024
+    assert (rw.static_bytes, rw.dynamic_bytes) == (100 * row, 2 * 409_600 * row)
+    assert (cw.static_bytes, cw.input_ids, cw.accessed_dim) == (100 * row, 32 * 409_600, 8)
+    assert (dp.static_bytes, dp.dynamic_bytes, dp.input_ids) == (6 * 3200 * row, 409_600 * row, 0)
+    assert (flex.static_bytes, flex.dynamic_bytes) == (6 * 400 * row, 2 * 409_600 * row)
+    assert rw.dynamic_comm_ms == 2 * 409_600 * row / 25e6
+    assert dp.comm_ms == 3200 * row / 75e6
+    assert flex.comm_ms == pytest.approx(2 * 409_600 * row / 250e6 + 400 * row / 25e6)
+    assert {rw.rows_accessed, dp.rows_accessed, flex.rows_accessed} == {409_600}
+
+
+def test_a_whole_table_on_one_node_or_gpu_loads_it_more():
+    table = Rows(rows=3200, dim=4, length=10)
+    rw, twrw, tw = (costs(table, kind, PAPER, 64) for kind in ("rw", "twrw", "tw"))
+    assert [c.static_bytes for c in (rw, twrw, tw)] == [100 * 16, 400 * 16, 3200 * 16]
+    assert [c.dynamic_comm_bytes for c in (rw, twrw, tw)] == [640 * 16, 4 * 640 * 16, 32 * 640 * 16]
+
+
+def test_pooled_costs_do_not_grow_with_length_and_sequence_costs_do():
+    for kind in KINDS:
+        short, long = (costs(Rows(1000, 4, n, pooled=True), kind, PAPER, 64) for n in (1, 50))
+        assert (short.memory_bytes, short.comm_ms) == (long.memory_bytes, long.comm_ms)
+        short, long = (costs(Rows(1000, 4, n), kind, PAPER, 64) for n in (1, 50))
+        assert long.dynamic_bytes == pytest.approx(50 * short.dynamic_bytes)
+
+
+def test_break_evens_are_the_published_ones():
+    frontier = Frontier(task_of([[0.5]], on=PAPER, batch=4096))
+    assert frontier._crossing("dp", "rw", np.inf) == pytest.approx(0.0014572, rel=1e-5)
+    assert frontier._crossing("dp", "rw", 0.0) == pytest.approx(4.069e-5, rel=1e-4)
+    line = frontier.task.lines
+    assert line["flex"].memory[0] - line["rw"].memory[0] == 0.71875
+
+
+# --- curves
+
+
+def test_a_curve_of_rows_and_one_of_counts_agree():
+    by_rows = from_rows(np.array([0.5, 0.0, 0.25, 0.5]))
+    by_counts = from_counts(np.array([4, 4, 2]), samples=8, num_rows=4)
+    for curve in (by_rows, by_counts):
+        assert (curve.probability.tolist(), curve.rows.tolist()) == ([0.5, 0.25, 0.0], [2, 1, 1])
+        assert (curve.num_rows, curve.length, curve.covered(3), curve.covered(1)) == (4, 1.25, 1.25, 0.5)
+
+
+def test_buckets_of_a_formula_sum_as_its_rows_do():
+    curve = power_law(100_000, 20.0, 0.9)
+    weights = np.arange(1, 100_001) ** -0.9
+    exact = weights * 20 / weights.sum()  # none above 1
+    assert exact.max() < 1
+    assert curve.error < 1e-3
+    for rows in (1, 100, 5_000, 70_000, 100_000):
+        assert curve.covered(rows) == pytest.approx(exact[:rows].sum(), rel=curve.error)
+
+
+@given(st.integers(1, 10**9), st.floats(0, 1), st.floats(0, 3), st.floats(0, 100))
+@settings(max_examples=25, deadline=None)
+def test_formulas_keep_their_rows_and_length(rows, share, exponent, shift):
+    length = share * min(rows, 1000)
+    curve = zipf_mandelbrot(rows, length, exponent, shift)
+    assert curve.num_rows == rows
+    assert curve.length == pytest.approx(length, rel=1e-6)
+
+
+def test_a_curve_is_kept_in_a_file(tmp_path):
+    curve = power_law(10_000, 5.0, 1.1)
+    curve.save(tmp_path / "curve.safetensors")
+    again = Curve.load(tmp_path / "curve.safetensors")
+    assert (again.probability == curve.probability).all() and (again.rows == curve.rows).all()
+    assert again.error == curve.error
+    (tmp_path / "broken").write_bytes((tmp_path / "curve.safetensors").read_bytes()[:100])
+    with pytest.raises(CorruptFile):
+        Curve.load(tmp_path / "broken")
+
+
+@pytest.mark.parametrize(
+    ("probability", "rows"),
+    [
+        ([0.5, 1.5], [1, 1]),
+        ([-0.1], [1]),
+        ([np.nan], [1]),
+        ([0.1, 0.2], [1, 1]),
+        ([0.5], [0]),
+        ([0.5], [1.5]),
+        ([], []),
+    ],
+)
+def test_what_is_no_curve_is_refused(probability, rows):
+    with pytest.raises(InvalidPool):
+        Curve(np.array(probability), np.array(rows))
+
+
+def test_other_bad_input_is_refused():
+    with pytest.raises(InvalidTask, match="32, not gpus=31"):
+        Network(4, 8, 1, 1, 1, 1, gpus=31)
+    with pytest.raises(InvalidTask, match="ar_cross"):
+        Network(4, 8, 1, 1, 1, 0)
+    with pytest.raises(UnknownName):
+        costs(Rows(1, 1, 1), "diagonal", PAPER, 1)
+    with pytest.raises(InvalidPool):
+        power_law(10, 11.0, 1.0)
+    with pytest.raises(InvalidPool):
+        of_formula(lambda rank: rank, 10, 1.0)
+    with pytest.raises(InfeasibleTask, match="bytes"):
+        Frontier(task_of([[0.1] * 50], extra_bytes=-1e6)).best()
+    with pytest.raises(InvalidPlan):
+        worth(task_of([[0.1]]), TieredPlan((1,), (1,)))
+
+
+def test_a_plan_is_kept_in_a_file_for_its_own_tables(tmp_path):
+    task = task_of([[0.5, 0.2, 0.1], [0.3]])
+    plan = TieredPlan((1, 0), (1, 1))
+    plan.save(tmp_path / "plan.json", task)
+    assert TieredPlan.load(tmp_path / "plan.json", task) == plan
+    with pytest.raises(InvalidPlan):
+        TieredPlan.load(tmp_path / "plan.json", task_of([[0.5, 0.2], [0.3]]))
+
+
+# --- the algorithm
+
+
+@st.composite
+def small_tasks(draw):
+    on = Network(
+        draw(st.integers(1, 4)),
+        draw(st.integers(1, 8)),
+        *(draw(st.floats(1e5, 1e7)) for _ in range(4)),
+        *(draw(st.sampled_from([0.0, 1e-4, 1e-2])) for _ in range(4)),
+    )
+    p = st.lists(st.floats(0, 1).map(lambda x: round(x**4, 6)), min_size=1, max_size=12)
+    tables = tuple(
+        SequenceTable(f"t{i}", from_rows(np.array(draw(p))), draw(st.sampled_from([4, 8, 32])))
+        for i in range(draw(st.integers(1, 3)))
+    )
+    return RowTask(tables, on, draw(st.integers(1, 3000)), draw(st.sampled_from([0.0, 0.0, 500.0, 1e5])))
+
+
+@settings(max_examples=250, deadline=None)
+@given(small_tasks())
+def test_tiers_are_at_the_bound_and_never_worse_than_fewer(task):
+    frontier, rw = Frontier(task), TieredPlan.uniform(task, "rw")
+    flex2, flex3, paper = frontier.best("flex2"), frontier.best("flex3"), frontier.published()
+    for plan in (flex2, flex3, paper):
+        found = worth(task, plan)
+        assert found.memory_bytes <= task.budget_bytes * (1 + 1e-9)  # memory-neutral where extra_bytes is 0
+        assert sum(found.lookups.values()) == pytest.approx(sum(t.curve.length for t in task.tables))
+    assert comm(task, flex3) <= comm(task, flex2) * (1 + 1e-12) <= comm(task, rw) * (1 + 1e-12)
+    for method, plan in (("flex2", flex2), ("flex3", flex3)):
+        assert frontier.bound(method) <= comm(task, plan) * (1 + 1e-9)
+        assert comm(task, plan) - frontier.bound(method) <= dearest_row(task) + 1e-9
+
+
+def dearest_row(task):
+    """What one row can make of a difference: the gap of whole rows to the relaxation."""
+    p, _, row_bytes, _ = merged(task)
+    ms = np.array([line.ms[0] * row_bytes + line.ms[1] * row_bytes * p for line in task.lines.values()])
+    return float((ms.max(axis=0) - ms.min(axis=0)).max())
+
+
+@settings(max_examples=200, deadline=None)
+@given(small_tasks())
+def test_with_one_divisible_row_the_bound_is_reached(task):
+    frontier, budget = Frontier(task), task.budget_bytes
+    for tiers in SETS["flex3"]:
+        dear, price, cheap = frontier._prices(tiers, budget)
+        if dear is None or cheap is None or price == np.inf:
+            continue
+        here, there = frontier._memory(dear), frontier._memory(cheap)
+        share = (budget - here) / (there - here) if there > here else 0.0
+        divided = (1 - share) * frontier._ms(dear) + share * frontier._ms(cheap)
+        latency = sum(task.lines[tier].latency_ms for tier in tiers)
+        assert divided + latency == pytest.approx(frontier._relaxed(tiers, budget), rel=1e-6, abs=1e-9)
+
+
+def every_plan(task):
+    sizes = [table.curve.num_rows for table in task.tables]
+    one = [[(dp, flex) for dp in range(n + 1) for flex in range(n + 1 - dp)] for n in sizes]
+    for chosen in product(*one):
+        yield TieredPlan(tuple(c[0] for c in chosen), tuple(c[1] for c in chosen))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whole_rows_are_within_one_of_brute_force(seed):
+    rng = np.random.default_rng(seed)
+    p = [np.round(np.minimum(1, rng.pareto(1.0, rng.integers(1, 5)) * 0.05), 6) for _ in range(2)]
+    task = task_of(p, dim=4, batch=int(rng.integers(5, 500)), extra_bytes=float(rng.choice([0, 60])))
+    fits = [plan for plan in every_plan(task) if worth(task, plan).memory_bytes <= task.budget_bytes * (1 + 1e-9)]
+    best = min(comm(task, plan) for plan in fits)
+    assert best * (1 - 1e-9) <= comm(task, Frontier(task).best()) <= best + dearest_row(task) + 1e-9
+
+
+def test_points_go_along_the_curve():
+    task = RowTask((SequenceTable("t", power_law(2_000_000, 50.0, 1.0), 64),), PAPER, 4096)
+    found = [worth(task, plan) for plan in Frontier(task).points().values()]
+    memory, ms = [w.memory_bytes for w in found], [w.comm_ms for w in found]
+    assert memory == sorted(memory)
+    assert memory[1] == pytest.approx(task.budget_bytes, abs=6 * 256)  # a row in DP
+    assert ms[0] > ms[1] > ms[2] < ms[3]
+
+
+def test_more_memory_is_never_slower():
+    task = RowTask((SequenceTable("t", power_law(50_000, 30.0, 0.8), 64),), PAPER, 1024)
+    frontier = Frontier(task)
+    ms = [comm(task, frontier.best("flex3", task.budget_bytes * share)) for share in (1.0, 1.01, 1.1, 2.0, 10.0)]
+    assert ms == sorted(ms, reverse=True) and ms[0] > ms[-1]
+
+
+def test_a_row_goes_by_its_probability_whatever_its_table():
+    whole = power_law(2_000, 10.0, 1.0).probability
+    together = task_of([whole], dim=4, on=PAPER, batch=4096)
+    apart = task_of([whole[::2], whole[1::2]], dim=4, on=PAPER, batch=4096)
+    one, two = (Frontier(task).best() for task in (together, apart))
+    assert one.dp_rows[0] == sum(two.dp_rows) and abs(one.flex_rows[0] - sum(two.flex_rows)) <= 1
