@@ -1,10 +1,11 @@
 """What the papers published, beside what ours gives: `python -m benchmarks.papers [SECTION ...]`.
 
-Three pages in benchmarks/results. papers.md (metasyn, links, experts, fusion) holds the analytic simulator
+Four pages in benchmarks/results. papers.md (metasyn, links, experts, fusion) holds the analytic simulator
 `roofline:rtx2080ti-x4-v1` (or the one named in the row) against figures measured on the hardware it models. Its rates,
 its links and the pooling tail were fitted to these very figures: errors tell how well the formulas can follow them, not
 how well they predict. papers_autoshard.md (figure-8 to figure-12, table-2) and papers_dreamshard.md (table-6 to
-table-11) repeat the papers' experiments with our learners. What is trained for them lies in runs/papers: the same
+table-11) repeat the papers' experiments with our learners, papers_flexshard.md (flexshard) has FlexShard's tables and
+figures. What is trained for them lies in runs/papers: the same
 command goes on where it broke off, and trains nothing twice. AutoShard's figures 8, 9, 11 and 12 show finished runs,
 runs/autoshard/metasyn-80x8-<seed>, unless `--iterations` asks for own ones.
 """
@@ -34,6 +35,7 @@ from shard_gym_agents import make
 RESULTS = Path(__file__).parent / "results"
 SIMULATOR = "roofline:rtx2080ti-x4-v1"
 CAVEAT = "whose rates and links were fitted to these very figures: errors are of a fit, not of a prediction"
+FLEXSHARD_PAGE = "flexshard"
 EXPERTS = ("size", "dim", "lookup", "size-lookup")
 
 
@@ -166,7 +168,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if own := [name for name in SECTIONS if name in asked]:
             _simulator_page(own, options.out)
-        rest = [name for name in asked if name not in SECTIONS]
+        if FLEXSHARD_PAGE in asked:
+            from benchmarks import papers_flexshard
+
+            papers_flexshard.make(options.out)
+        rest = [name for name in asked if name not in SECTIONS and name != FLEXSHARD_PAGE]
         if rest or options.page:
             _learned_pages(rest, options, command)
     except (ShardGymError, OSError) as error:
@@ -186,7 +192,7 @@ def _parser() -> argparse.ArgumentParser:
         "sections",
         nargs="*",
         metavar="SECTION",
-        help=f"of {', '.join(SECTIONS)} (the default), autoshard, dreamshard, "
+        help=f"of {', '.join(SECTIONS)} (the default), autoshard, dreamshard, {FLEXSHARD_PAGE}, "
         "figure-8 to figure-12, table-2, table-6 to table-11",
     )
     add("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where policies lie, and are trained")
@@ -213,7 +219,7 @@ def _learned_pages(asked: Sequence[str], options: argparse.Namespace, command: s
     from benchmarks.papers_lab import Lab
 
     pages = {"autoshard": papers_autoshard_page.PAGE, "dreamshard": papers_dreamshard.PAGE}
-    known = {*SECTIONS, *pages, *(key for page in pages.values() for key in page.sections)}
+    known = {*SECTIONS, FLEXSHARD_PAGE, *pages, *(key for page in pages.values() for key in page.sections)}
     if unknown := sorted(set(asked) - known):
         raise UnknownName("section", unknown[0], known)
     ablated = tuple(suites.get(key).key for key in options.ablated.split(","))
