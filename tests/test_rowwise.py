@@ -245,3 +245,32 @@ def test_a_row_goes_by_its_probability_whatever_its_table():
     apart = task_of([whole[::2], whole[1::2]], dim=4, on=PAPER, batch=4096)
     one, two = (Frontier(task).best() for task in (together, apart))
     assert one.dp_rows[0] == sum(two.dp_rows) and abs(one.flex_rows[0] - sum(two.flex_rows)) <= 1
+
+
+def pooled_task(extra_bytes=0.0, rows=(50, 5_000)):
+    tables = [SequenceTable(f"p{i}", power_law(n, min(n, 20.0), 1.0), 8, pooled=True) for i, n in enumerate(rows)]
+    history = SequenceTable("h", power_law(3_000, 30.0, 1.0), 8)
+    return RowTask((*tables, history), PAPER, 256, extra_bytes)
+
+
+def test_a_pooled_table_goes_to_one_tier():
+    task = pooled_task()
+    plan = Frontier(task).best()
+    assert plan.dp_rows[:2] == (50, 0) and plan.flex_rows[:2] == (0, 0)  # a small one is replicated, a large one split
+    assert worth(task, plan).memory_bytes <= task.budget_bytes
+    with pytest.raises(InvalidPlan, match="pooled"):
+        worth(task, TieredPlan((10, 0, 0), (0, 0, 0)))
+
+
+@pytest.mark.parametrize("extra_bytes", [0.0, 3e4, 1e6])
+def test_pooled_tables_are_at_the_bound_but_for_one(extra_bytes):
+    task = pooled_task(extra_bytes, rows=(50, 200, 1_000, 5_000))
+    frontier, found = Frontier(task), None
+    choices = [[(0, 0), (t.curve.num_rows, 0), (0, t.curve.num_rows)] for t in task.tables[:4]]
+    for chosen in product(*choices):
+        fixed = TieredPlan((*(c[0] for c in chosen), 0), (*(c[1] for c in chosen), 0))
+        if worth(task, fixed).memory_bytes <= task.budget_bytes:
+            found = min(found or np.inf, comm(task, fixed))
+    best = comm(task, frontier.best())
+    assert frontier.bound() <= best * (1 + 1e-9)
+    assert best <= found  # of all choices for pooled tables, with the sequence table split

@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from shard_gym.errors import InfeasibleTask
-from shard_gym.rowwise.tiers import RowTask, TieredPlan, merged, worth
+from shard_gym.rowwise.tiers import TIERS, RowTask, TieredPlan, merged, whole_table, worth
 
 SETS = {  # of tiers, by method
     "flex2": (("rw",), ("dp", "rw"), ("dp",)),
@@ -26,7 +27,13 @@ SETS = {  # of tiers, by method
 }
 SLACK = 1e-12  # share of the budget that rounding may take
 
-Cuts = tuple[int, int]  # rows of all tables in DP, and in DP or Flex
+
+class Cuts(NamedTuple):
+    """Rows of all sequence tables in DP, and in DP or Flex; the tier of each pooled table."""
+
+    dp: int
+    both: int
+    pooled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,19 +65,23 @@ class Frontier:
         b = self._within(pair, worth(self.task, TieredPlan.uniform(self.task, "rw")).memory_bytes)
         assert b is not None
         end = self._rows_before(len(self._p))
-        cuts = {"A": self._cuts(pair, np.inf), "B": b, "C": self._cuts(pair, 0.0), "D": (end, end)}
+        d = Cuts(end, end, ("dp",) * len(self._pooled))
+        cuts = {"A": self._cuts(pair, np.inf), "B": b, "C": self._cuts(pair, 0.0), "D": d}
         return {name: self.plan(cut) for name, cut in cuts.items()}
 
     def published(self) -> TieredPlan:
         """The paper's three tiers."""
-        first, _ = self._cuts(("dp", "rw"), np.inf)
-        pays = max(first, self._cuts(("flex", "rw"), 0.0)[1])
-        last = self._furthest(self.task.budget_bytes, lambda j: (first, j), first, pays)
-        return self.plan((first, last))
+        first, _, pooled = self._cuts(("dp", "rw"), np.inf)
+        pays = max(first, self._cuts(("flex", "rw"), 0.0).both)
+        last = self._furthest(self.task.budget_bytes, lambda j: Cuts(first, j, pooled), first, pays)
+        return self.plan(Cuts(first, last, pooled))
 
     def plan(self, cuts: Cuts) -> TieredPlan:
         """Cuts through the rows of all tables as rows of each."""
-        dp, both = (self._by_table(rows) for rows in cuts)
+        dp, both = (self._by_table(rows) for rows in cuts[:2])
+        for table, tier in zip(self._pooled, cuts.pooled, strict=True):
+            rows = self.task.tables[table].curve.num_rows
+            dp[table], both[table] = rows * (tier == "dp"), rows * (tier != "rw")
         return TieredPlan(tuple(dp.tolist()), tuple((both - dp).tolist()))
 
     def _within(self, tiers: tuple[str, ...], budget: float) -> Cuts | None:
@@ -80,13 +91,13 @@ class Frontier:
             return None
         if cheap is None:
             return dear
-        (i, j), (to_i, to_j) = dear, cheap
-        if i == j and to_i == to_j and "flex" not in tiers:
-            both = self._furthest(budget, lambda n: (n, n), i, to_i)
-            return both, both
-        reached = self._furthest(budget, lambda n: (i, n), j, max(to_j, i))
-        moved = self._furthest(budget, lambda n: (n, reached), i, min(to_i, reached))
-        return min((dear, (i, reached), (moved, reached)), key=self._ms)
+        i, j, pooled = dear
+        if "flex" not in tiers:
+            both = self._furthest(budget, lambda n: Cuts(n, n, pooled), i, cheap.dp)
+            return Cuts(both, both, pooled)
+        reached = self._furthest(budget, lambda n: Cuts(i, n, pooled), j, max(cheap.both, i))
+        moved = self._furthest(budget, lambda n: Cuts(n, reached, pooled), i, min(cheap.dp, reached))
+        return min((dear, Cuts(i, reached, pooled), Cuts(moved, reached, pooled)), key=self._ms)
 
     def _relaxed(self, tiers: tuple[str, ...], budget: float) -> float:
         """The value of the relaxation in which rows can be divided, with the latencies of these tiers."""
@@ -117,14 +128,21 @@ class Frontier:
     def _cuts(self, tiers: tuple[str, ...], price: float) -> Cuts:
         """Where the stretches of these tiers end if a byte costs `price` ms; at infinity memory alone counts."""
         end = self._rows_before(len(self._p))
+        worth = {tier: self._whole(tier, price) for tier in tiers}
+        pooled = tuple(min(tiers, key=lambda tier, n=n: worth[tier][n]) for n in range(len(self._pooled)))  # type: ignore[misc]
         if tiers == ("dp", "flex", "rw"):
             above_flex, above_rw = self._crossing("dp", "flex", price), self._crossing("flex", "rw", price)
             if above_flex <= above_rw:
                 above_flex = above_rw = self._crossing("dp", "rw", price)
-            return self._rows_above(above_flex), self._rows_above(above_rw)
+            return Cuts(self._rows_above(above_flex), self._rows_above(above_rw), pooled)
         first = self._rows_above(self._crossing(*tiers, price)) if len(tiers) == 2 else end  # type: ignore[call-arg]
         dp = first if tiers[0] == "dp" else 0
-        return dp, (end if "rw" not in tiers else first if tiers != ("rw",) else 0)
+        return Cuts(dp, end if "rw" not in tiers else first if tiers != ("rw",) else 0, pooled)
+
+    def _whole(self, tier: str, price: float) -> np.ndarray:
+        """What each pooled table costs in a tier at a price of memory."""
+        memory, ms = self._pooled_costs[tier].T
+        return memory if price == np.inf else ms + price * memory
 
     def _crossing(self, upper: str, lower: str, price: float) -> float:
         """The probability above which a row is better off in the upper tier."""
@@ -148,15 +166,15 @@ class Frontier:
         return start + step * low
 
     def _memory(self, cuts: Cuts) -> float:
-        return self._total(cuts, {tier: line.memory for tier, line in self.task.lines.items()})
+        return self._total(cuts, {tier: line.memory for tier, line in self.task.lines.items()}, 0)
 
     def _ms(self, cuts: Cuts) -> float:
-        return self._total(cuts, {tier: line.ms for tier, line in self.task.lines.items()})
+        return self._total(cuts, {tier: line.ms for tier, line in self.task.lines.items()}, 1)
 
-    def _total(self, cuts: Cuts, lines: Mapping[str, tuple[float, float]]) -> float:
-        """Summed over all rows: each tier's line, times the bytes of its rows."""
-        ends = [self._sums(0), *map(self._sums, cuts), (self._size[-1], self._looked_up[-1])]
-        total = 0.0
+    def _total(self, cuts: Cuts, lines: Mapping[str, tuple[float, float]], what: int) -> float:
+        """Summed over all rows: each tier's line, times the bytes of its rows; and over pooled tables."""
+        ends = [self._sums(0), *map(self._sums, cuts[:2]), (self._size[-1], self._looked_up[-1])]
+        total = float(sum(self._pooled_costs[tier][n, what] for n, tier in enumerate(cuts.pooled)))
         for (constant, slope), (size, p), (size_end, p_end) in zip(lines.values(), ends, ends[1:], strict=False):
             total += constant * (size_end - size) + slope * (p_end - p)
         return total
@@ -182,6 +200,16 @@ class Frontier:
 
     def _rows_before(self, bucket: int) -> int:
         return int(self._ends[bucket - 1]) if bucket else 0
+
+    @cached_property
+    def _pooled(self) -> list[int]:
+        return [i for i, table in enumerate(self.task.tables) if table.pooled]
+
+    @cached_property
+    def _pooled_costs(self) -> Mapping[str, np.ndarray]:
+        """Memory and ms of each pooled table in each tier, (P, 2)."""
+        tables = [self.task.tables[i] for i in self._pooled]
+        return {tier: np.array([whole_table(self.task, t, tier) for t in tables]).reshape(-1, 2) for tier in TIERS}
 
     @cached_property
     def _merged(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

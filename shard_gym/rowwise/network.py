@@ -15,6 +15,7 @@ from shard_gym.numbers import whole
 # Copies that data-parallel parameters and their gradients take in a framework: TorchRec's dense multiplier.
 COPIES = 6.0
 PASSES = 2  # forward and backward, both move what was looked up
+COLLECTIVES = ("a2a_global", "a2a_intra", "ar_global", "ar_cross")
 KINDS = ("rw", "cw", "dp", "flex", "twrw", "tw")
 
 
@@ -48,7 +49,7 @@ class Network:
             product = self.nodes * self.gpus_per_node
             raise InvalidTask(f"{self.nodes} nodes of {self.gpus_per_node} GPUs are {product}, not gpus={self.gpus}")
         object.__setattr__(self, "gpus", self.nodes * self.gpus_per_node)
-        for name in ("a2a_global", "a2a_intra", "ar_global", "ar_cross"):
+        for name in COLLECTIVES:
             rate, latency = getattr(self, name), getattr(self, f"{name}_ms")
             if not rate > 0 or not 0 <= latency < math.inf:
                 raise InvalidTask(f"{name} needs a bandwidth above 0 and a latency from 0, got {rate} and {latency}")

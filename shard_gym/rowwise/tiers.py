@@ -20,7 +20,7 @@ from shard_gym.errors import CorruptFile, InvalidPlan, InvalidTask
 from shard_gym.files import read_json, write_whole
 from shard_gym.numbers import whole
 from shard_gym.rowwise.curves import Curve
-from shard_gym.rowwise.network import COPIES, PASSES, Network
+from shard_gym.rowwise.network import COPIES, PASSES, Network, Rows, costs
 
 TIERS = ("dp", "flex", "rw")
 SCHEMA = "shard-gym/tiered-plan/1"
@@ -37,12 +37,17 @@ class Line:
 
 @dataclass(frozen=True, eq=False)
 class SequenceTable:
-    """Rows of `dim` elements that samples look up without summing them."""
+    """Rows of `dim` elements that samples look up without summing them.
+
+    A `pooled` table's rows are summed: a sample is sent one row whatever it looks up, so nothing is gained until no row
+    of it is split, and the table goes to one tier as a whole.
+    """
 
     name: str
     curve: Curve
     dim: int
     element_bytes: int = 4
+    pooled: bool = False
 
     def __post_init__(self) -> None:
         if whole(self.dim) < 1 or whole(self.element_bytes) < 1:
@@ -114,6 +119,11 @@ class TieredPlan:
         rows, none = tuple(t.curve.num_rows for t in task.tables), (0,) * len(task.tables)
         return cls(rows if tier == "dp" else none, rows if tier == "flex" else none)
 
+    def cuts(self, task: RowTask, table: int) -> tuple[int, int, int, int]:
+        """First row of each tier of a table, and one past its last."""
+        dp, both = self.dp_rows[table], self.dp_rows[table] + self.flex_rows[table]
+        return 0, dp, both, task.tables[table].curve.num_rows
+
     def save(self, path: str | Path, task: RowTask) -> None:
         """Write as JSON, with the tables' names and numbers of rows, whole or not at all."""
         rows = zip(task.tables, self.dp_rows, self.flex_rows, strict=True)
@@ -158,30 +168,61 @@ def check(task: RowTask, plan: TieredPlan) -> None:
     for table, dp, flex in zip(task.tables, plan.dp_rows, plan.flex_rows, strict=True):
         if dp + flex > (rows := table.curve.num_rows):
             raise InvalidPlan(f"table {table.name!r} has {rows:,} rows, {dp:,} DP and {flex:,} Flex ones are too many")
+        if table.pooled and {dp, flex} - {0, rows}:
+            raise InvalidPlan(f"table {table.name!r} is pooled: all its {rows:,} rows go to one tier")
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of a table in one tier, and what they cost a GPU."""
+
+    table: int
+    tier: str
+    rows: int
+    lookups: float  # of these rows by a sample
+    memory_bytes: float
+    comm_ms: float  # but for latencies
+
+
+def parts(task: RowTask, plan: TieredPlan) -> list[Part]:
+    """Of each table the tiers that have rows of it."""
+    check(task, plan)
+    found = []
+    for i, table in enumerate(task.tables):
+        cuts = plan.cuts(task, i)
+        covered = [table.curve.covered(rows) for rows in cuts]
+        for tier, start, end, before, after in zip(TIERS, cuts, cuts[1:], covered, covered[1:], strict=False):
+            if end > start:
+                size, looked_up = table.row_bytes * (end - start), table.row_bytes * (after - before)
+                line = task.lines[tier]
+                cost = [constant * size + slope * looked_up for constant, slope in (line.memory, line.ms)]
+                cost = list(whole_table(task, table, tier)) if table.pooled else cost
+                found.append(Part(i, tier, end - start, after - before, *cost))
+    return found
 
 
 def worth(task: RowTask, plan: TieredPlan) -> Worth:
     """Memory, communication and coverage, from the curves."""
-    check(task, plan)
-    memory = ms = 0.0
-    lookups, used = dict.fromkeys(TIERS, 0.0), set()
-    for table, dp, flex in zip(task.tables, plan.dp_rows, plan.flex_rows, strict=True):
-        cuts = (0, dp, dp + flex, table.curve.num_rows)
-        covered = [table.curve.covered(rows) for rows in cuts]
-        for tier, i in zip(TIERS, range(3), strict=True):
-            rows, looked_up, line = cuts[i + 1] - cuts[i], covered[i + 1] - covered[i], task.lines[tier]
-            memory += table.row_bytes * (line.memory[0] * rows + line.memory[1] * looked_up)
-            ms += table.row_bytes * (line.ms[0] * rows + line.ms[1] * looked_up)
-            lookups[tier] += looked_up
-            used |= {tier} if rows else set()
-    return Worth(memory, ms + sum(task.lines[tier].latency_ms for tier in used), lookups)
+    found = parts(task, plan)
+    lookups = {tier: sum(part.lookups for part in found if part.tier == tier) for tier in TIERS}
+    latency = sum(task.lines[tier].latency_ms for tier in {part.tier for part in found})
+    return Worth(sum(p.memory_bytes for p in found), sum(p.comm_ms for p in found) + latency, lookups)
+
+
+def whole_table(task: RowTask, table: SequenceTable, tier: str) -> tuple[float, float]:
+    """Memory and communication, but for latencies, of a pooled table that is in one tier."""
+    rows = Rows(table.curve.num_rows, table.dim, table.curve.length, table.element_bytes, pooled=True)
+    found = costs(rows, tier, task.network, task.batch, task.copies)
+    return found.memory_bytes, found.comm_ms - task.lines[tier].latency_ms
 
 
 def merged(task: RowTask) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Buckets of all tables, most frequent first: probability, rows, bytes a row, table."""
-    table = np.repeat(np.arange(len(task.tables)), [len(t.curve.rows) for t in task.tables])
-    p = np.concatenate([t.curve.probability for t in task.tables])
-    rows = np.concatenate([t.curve.rows for t in task.tables])
-    order = np.argsort(-p, kind="stable") if len(task.tables) > 1 else np.arange(len(p))
+    """Buckets of all tables but pooled ones, most frequent first: probability, rows, bytes a row, table."""
+    curves = [t.curve for t in task.tables if not t.pooled]
+    index = [i for i, t in enumerate(task.tables) if not t.pooled]
+    table = np.repeat(np.array(index, np.int64), [len(curve.rows) for curve in curves])
+    p = np.concatenate([np.empty(0), *(curve.probability for curve in curves)])
+    rows = np.concatenate([np.empty(0, np.int64), *(curve.rows for curve in curves)])
+    order = np.argsort(-p, kind="stable") if len(curves) > 1 else np.arange(len(p))
     row_bytes = np.array([t.row_bytes for t in task.tables])[table]
     return p[order], rows[order], row_bytes[order], table[order]
