@@ -18,13 +18,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shard_gym.errors import InfeasibleTask
+from shard_gym.errors import InfeasibleTask, UnknownName
 from shard_gym.rowwise.tiers import TIERS, RowTask, TieredPlan, merged, whole_table, worth
 
 SETS = {  # of tiers, by method
     "flex2": (("rw",), ("dp", "rw"), ("dp",)),
     "flex3": (("rw",), ("dp", "rw"), ("dp",), ("flex",), ("flex", "rw"), ("dp", "flex"), ("dp", "flex", "rw")),
 }
+METHODS = (*SETS, "flex3-paper")
 SLACK = 1e-12  # share of the budget that rounding may take
 
 
@@ -34,6 +35,14 @@ class Cuts(NamedTuple):
     dp: int
     both: int
     pooled: tuple[str, ...] = ()
+
+
+def solve(task: RowTask, method: str = "flex3") -> TieredPlan:
+    """The plan of one of `METHODS`, within the task's budget."""
+    if method not in METHODS:
+        raise UnknownName("FlexShard method", method, METHODS)
+    frontier = Frontier(task)
+    return frontier.published() if method == "flex3-paper" else frontier.best(method)
 
 
 @dataclass(frozen=True, eq=False)

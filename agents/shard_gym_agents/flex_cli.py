@@ -1,0 +1,82 @@
+"""`shard-gym flex`: share out the rows of sequence tables in tiers, and tell what comes of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from shard_gym.errors import InvalidTask, ShardGymError
+from shard_gym.rowwise import published
+from shard_gym.rowwise.curves import Curve, zipf_mandelbrot
+from shard_gym.rowwise.network import COPIES, NETWORKS, network
+from shard_gym.rowwise.report import report, text
+from shard_gym.rowwise.tiers import RowTask, SequenceTable, TieredPlan
+from shard_gym_agents.flexshard import METHODS, solve
+
+GB = 2**30
+TABLE = "name=history,rows=30000000,length=960,exponent=1.05,dim=256"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Plan or score; what the user can put right is told in one line, with exit code 2."""
+    options = _parser().parse_args(arguments)
+    try:
+        _run(options)
+    except (ShardGymError, OSError) as error:
+        print(f"shard-gym flex: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _run(options: argparse.Namespace) -> None:
+    rates = {name: getattr(options, name) for name in ("nodes", "gpus_per_node") if getattr(options, name)}
+    on = replace(network(options.network), gpus=0, **rates)
+    tables = tuple(_table(told) for told in options.table or [TABLE])
+    task = RowTask(tables, on, options.batch, options.extra_gb * GB, options.copies)
+    plan = TieredPlan.load(options.plan, task) if options.plan else solve(task, options.method)
+    print(json.dumps(report(task, plan)) if options.json else text(task, plan))
+    if options.out:
+        plan.save(options.out, task)
+
+
+def _table(told: str) -> SequenceTable:
+    """From "name=h,rows=1000000,length=100,exponent=1.1,dim=64", with curve=FILE or model=RM-1 for a formula."""
+    pairs = dict(part.partition("=")[::2] for part in told.split(","))
+    try:
+        dim, name = int(pairs.pop("dim", 256)), pairs.pop("name", "history")
+        element_bytes, pooled = int(pairs.pop("element_bytes", 4)), bool(int(pairs.pop("pooled", 0)))
+        if "curve" in pairs:
+            curve = Curve.load(pairs.pop("curve"))
+        elif "model" in pairs:
+            curve = published.fitted_curve(pairs.pop("model"))
+        else:
+            rows, length = int(float(pairs.pop("rows"))), float(pairs.pop("length"))
+            curve = zipf_mandelbrot(rows, length, float(pairs.pop("exponent", 1.0)), float(pairs.pop("shift", 0.0)))
+    except KeyError as error:
+        raise InvalidTask(f"--table {told!r} needs {error.args[0]}=, or curve=FILE; for example {TABLE}") from error
+    except ValueError as error:
+        raise InvalidTask(f"--table {told!r}: {error}; for example {TABLE}") from error
+    if pairs:
+        raise InvalidTask(f"--table {told!r} has unknown {', '.join(pairs)}; for example {TABLE}")
+    return SequenceTable(name, curve, dim, element_bytes, pooled)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("shard-gym flex", description=__doc__)
+    add = parser.add_argument
+    add("--table", action="append", metavar="KEY=VALUE,...", help=f"repeatable; default {TABLE}")
+    add("--network", default="a100-4x8", help=f"one of {', '.join(NETWORKS)}; default a100-4x8")
+    add("--nodes", type=int, help="instead of the network's")
+    add("--gpus-per-node", type=int, help="instead of the network's")
+    add("--batch", type=int, default=4096, help="samples a GPU")
+    add("--extra-gb", type=float, default=0.0, help="memory a GPU may use beyond what all RW takes; default 0")
+    add("--copies", type=float, default=COPIES, help=f"that a replicated row takes; default {COPIES:g}, TorchRec's")
+    add("--method", choices=METHODS, default="flex3")
+    add("--plan", type=Path, help="tell about this plan instead of making one")
+    add("--json", action="store_true")
+    add("--out", type=Path, help="write the plan here")
+    return parser
