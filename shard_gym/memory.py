@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from shard_gym.bridge.storage import storage
+from shard_gym.bridge.storage_shards import CACHE_LOAD_FACTOR, Setup, Shards, Tables
 from shard_gym.tables import TablePool
 from shard_gym.tasks import Task
 
@@ -20,10 +22,36 @@ OPTIMIZER_BYTES: dict[str, Callable[[TablePool], np.ndarray]] = {
 def table_bytes(task: Task) -> np.ndarray:
     """Bytes each table takes on the device that holds it, (N,) int64.
 
-    Accounting "weights" counts the weights, as the papers do; "training" adds the optimizer's state.
+    Accounting "weights" counts the weights, as the papers do; "training" adds the optimizer's state. "torchrec" is
+    what TorchRec's planner counts by default, input and output of a batch too; "true" is the same corrected, see
+    `shard_gym.bridge.storage_true`. Both take a table to be pooled, its ids without weights and of one feature, and
+    ranks to have the same number of samples each, rounded up. A split table's piece is a table of its own.
     """
+    if task.accounting in ("torchrec", "true"):
+        setup = Setup(task.num_devices, batch=-(-task.batch // task.num_devices))
+        return storage(Shards.whole(_as_torchrec_sees(task, setup)), setup, task.accounting).hbm.bytes
     weights = task.tables.weight_bytes
     return weights if task.accounting == "weights" else weights + OPTIMIZER_BYTES[task.optimizer](task.tables)
+
+
+def _as_torchrec_sees(task: Task, setup: Setup) -> Tables:
+    tables, n = task.tables, task.num_tables
+    pooling = tables.pooling.astype(np.float64)
+    return Tables(
+        rows=tables.rows,
+        dim=tables.dim.astype(np.int64),
+        element_bytes=tables.element_bytes,
+        ids=pooling * setup.batch,
+        bags=np.full(n, float(setup.batch)),
+        filled=np.minimum(1.0, pooling) * setup.batch,
+        pooled=np.full(n, True),
+        weighted=np.full(n, False),
+        optimizer=np.full(n, task.optimizer),
+        kernel=np.full(n, "fused"),
+        cache_load_factor=np.full(n, CACHE_LOAD_FACTOR),
+        prefetch_passes=np.ones(n, np.int64),
+        output_bytes=np.full(n, np.nan),
+    )
 
 
 def device_sums(values: np.ndarray, placements: np.ndarray, num_devices: int) -> np.ndarray:

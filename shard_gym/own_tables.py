@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
+from shard_gym.bridge.configs import Pooling, bags_a_sample, pool_of_configs, returns_every_row
 from shard_gym.errors import InvalidPool, InvalidTask, UnknownName
 from shard_gym.links import Links
 from shard_gym.numbers import whole
 from shard_gym.pool_files import load_pool
 from shard_gym.tables import GB, TablePool
 from shard_gym.tasks import Constraints, Task
-from shard_gym.torchrec_configs import pool_of_configs, returns_every_row
 
 SUFFIXES = (".csv", ".json", ".parquet", ".pt", ".pt.gz")
 Tables = str | Path | TablePool | Sequence[Any]  # a file, a pool, or TorchRec configs
@@ -27,7 +27,7 @@ class TaskSettings(TypedDict, total=False):
     objective: str  # "iteration" unless told
     batch: int  # samples a step over all devices; those that the tables' statistics are of unless told
     optimizer: str  # "sgd" unless told
-    accounting: str  # "training" unless told: optimizer state takes memory too
+    accounting: str  # "training" unless told: optimizer state takes memory too; "torchrec" and "true" see `table_bytes`
     speed: Sequence[float]  # relative, one a device; all 1 unless told
     links: Links | None  # those of the simulator's preset unless told
     constraints: Constraints
@@ -40,7 +40,7 @@ def make_task(
     devices: int,
     memory_gb: float | Sequence[float],
     *,
-    pooling: Mapping[str, float] | None = None,
+    pooling: Pooling | None = None,
     **settings: Unpack[TaskSettings],
 ) -> Task:
     """One step of training on your own tables: `make_task("tables.csv", devices=4, memory_gb=16)`.
@@ -48,14 +48,14 @@ def make_task(
     `tables` is a file (.csv, .json or .parquet, see `shard_gym.pool_files`; .pt or .pt.gz, see
     `shard_gym.dlrm_datasets`), a `TablePool` (`make_pool` makes one), or a list of TorchRec's `EmbeddingBagConfig` or
     `EmbeddingConfig`, whose mean ids a sample `pooling` tells by name of feature or table (see
-    `shard_gym.torchrec_configs`; 1 a feature unless told). `memory_gb` is what each device has left for tables, in
+    `shard_gym.bridge.configs`; 1 a feature unless told). `memory_gb` is what each device has left for tables, in
     units of 2**30 bytes: one number, or one a device. Settings are those of `TaskSettings`, by the names of `Task`.
 
     Communication ("iteration") counts one row a table and sample. A config with several features, each of which
     sends a row of its own, therefore warns; one that sends every row looked up, more than one a sample, is refused.
     """
     refuse_unknown(settings, TaskSettings.__annotations__)
-    pool = read_tables(tables, pooling, settings.get("objective", "iteration"))
+    pool = read_tables(tables, pooling, settings.get("objective", "iteration"), settings.get("batch"))
     name = Path(tables).name if isinstance(tables, str | Path) else ""
     return task_of(pool, memory_of(devices, memory_gb), {"name": name, **settings})
 
@@ -69,12 +69,14 @@ def task_of(pool: TablePool, memory: tuple[float, ...], settings: TaskSettings) 
     return Task(pool, memory, **told)  # type: ignore[arg-type]  # it makes tuples of floats of them
 
 
-def read_tables(tables: Tables, pooling: Mapping[str, float] | None = None, objective: str = "iteration") -> TablePool:
+def read_tables(
+    tables: Tables, pooling: Pooling | None = None, objective: str = "iteration", batch: int | None = None
+) -> TablePool:
     """The tables of a file, a pool or configs, as `make_task` takes them."""
     if isinstance(tables, Sequence) and not isinstance(tables, str):
-        pool = pool_of_configs(tables, pooling)
+        pool = pool_of_configs(tables, pooling, batch)
         if objective == "iteration":
-            _check_rows_sent(tables, pool)
+            check_rows_sent(tables, pool, pooling, batch)
         return pool
     if pooling is not None:
         raise InvalidPool("pooling is for TorchRec configs; files and pools say it in their column pooling")
@@ -119,7 +121,9 @@ def _read_file(path: Path) -> TablePool:
     return read_pool(path)
 
 
-def _check_rows_sent(configs: Sequence[Any], pool: TablePool) -> None:
+def check_rows_sent(
+    configs: Sequence[Any], pool: TablePool, pooling: Pooling | None = None, batch: int | None = None
+) -> None:
     """Whether communication, which counts one row a table and sample, is that of these configs."""
     several = []
     for config, ids in zip(configs, pool.pooling, strict=True):
@@ -127,6 +131,12 @@ def _check_rows_sent(configs: Sequence[Any], pool: TablePool) -> None:
             raise InvalidTask(
                 f"{config.name!r} does not pool: it sends {ids:g} rows a sample, and communication is modelled for "
                 'one; use an EmbeddingBagConfig, or objective="kernel", which has no communication'
+            )
+        bags = bags_a_sample(config, pooling, batch)
+        if odd := [feature for feature in bags if bags[feature] != 1]:
+            raise InvalidTask(
+                f"feature {odd[0]!r} of {config.name!r} has {bags[odd[0]]:g} bags a sample, and communication is "
+                'modelled for one; use objective="kernel", which has no communication'
             )
         several += [config.name] if len(config.feature_names) > 1 else []
     if several:

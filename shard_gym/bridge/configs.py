@@ -3,7 +3,10 @@
 A config has `name`, `num_embeddings`, `embedding_dim`, `data_type` and `feature_names`, as `EmbeddingBagConfig` and
 `EmbeddingConfig` do. What they do not say is how many ids a sample has: `pooling` tells the mean of each feature by its
 name, or of a whole table by the table's; a name that is both means the feature. Features that are not named have 1
-id a sample, as TorchRec's own planner assumes. The ids of a table's features add up.
+id a sample, as TorchRec's own planner assumes. The ids of a table's features add up. A feature with several bags a
+sample, or with samples of its own, is told by a `Feature`:
+
+    make_task(configs, 8, 40, batch=4096, objective="kernel", pooling={"clicks": 12.5, "views": Feature(3, batch=1024)})
 
 How a config's weights begin (`init_fn`, `weight_init_min`, `weight_init_max`) costs nothing and is not looked at. Any
 other attribute that is set (pruning, virtual tables, position weights, ...) changes what a table costs in ways that we
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
@@ -26,27 +30,62 @@ _TOLD = ("name", "num_embeddings", "embedding_dim", "data_type", "feature_names"
 _HARMLESS = {*_TOLD, "pooling", "init_fn", "weight_init_min", "weight_init_max"}
 
 
-def pool_of_configs(configs: Sequence[Any], pooling: Mapping[str, float] | None = None) -> TablePool:
-    """One table a config; lookups are spread evenly over its rows, see `make_pool`."""
+@dataclass(frozen=True)
+class Feature:
+    """How a feature is looked up, in the terms of TorchRec's `ParameterConstraints`."""
+
+    pooling: float = IDS_PER_FEATURE  # mean ids of a bag
+    num_poolings: float = 1.0  # bags a sample
+    batch: int | None = None  # its samples a step; those of the task unless told
+    weighted: bool = False  # ids come with weights, which is not modelled
+
+    def bags(self, batch: int | None) -> float:
+        """Mean bags a sample of the task, whose steps have so many samples."""
+        if self.batch is None:
+            return self.num_poolings
+        if batch is None:
+            raise InvalidPool(f"{self} has a batch of its own: the task's must be told too")
+        return self.num_poolings * self.batch / batch
+
+
+Pooling = Mapping[str, float | Feature]  # by name of feature or table
+
+
+def pool_of_configs(configs: Sequence[Any], pooling: Pooling | None = None, batch: int | None = None) -> TablePool:
+    """One table a config; lookups are spread evenly over its rows, see `make_pool`.
+
+    `batch` is the samples of a step, which only features with a batch of their own need.
+    """
+    columns = columns_of(configs)
+    columns["pooling"] = _ids_by_table(configs, {} if pooling is None else pooling, batch)
+    return make_pool(**columns)
+
+
+def columns_of(configs: Sequence[Any]) -> dict[str, Any]:
+    """What configs say, as columns of `make_pool`; refuses what is not modelled."""
     for position, config in enumerate(configs):
         _check(config, position)
     names = [config.name for config in configs]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InvalidPool(f"TorchRec tables have names of their own, but {twice[0]!r} is the name of several")
-    ids = _ids_by_table(configs, {} if pooling is None else pooling)
-    return make_pool(
-        [config.num_embeddings for config in configs],
-        [config.embedding_dim for config in configs],
-        ids,
-        dtype=[DTYPES[_name(config.data_type)] for config in configs],
-        name=tuple(names),
-    )
+    return {
+        "rows": [config.num_embeddings for config in configs],
+        "dim": [config.embedding_dim for config in configs],
+        "dtype": [DTYPES[name_of(config.data_type)] for config in configs],
+        "name": tuple(names),
+    }
 
 
 def returns_every_row(config: Any) -> bool:
     """Whether it looks rows up without pooling them, as `EmbeddingConfig` does and `PoolingType.NONE` says."""
     classes = {parent.__name__ for parent in type(config).__mro__}
-    return "EmbeddingConfig" in classes or _name(getattr(config, "pooling", "SUM")) == "NONE"
+    return "EmbeddingConfig" in classes or name_of(getattr(config, "pooling", "SUM")) == "NONE"
+
+
+def bags_a_sample(config: Any, pooling: Pooling | None, batch: int | None) -> dict[str, float]:
+    """Mean bags a sample of each feature of a table."""
+    told = {} if pooling is None else pooling
+    return {feature: _feature(told.get(feature)).bags(batch) for feature in config.feature_names}
 
 
 def _check(config: Any, position: int) -> None:
@@ -64,8 +103,8 @@ def _check(config: Any, position: int) -> None:
         number = getattr(config, attribute)
         if not isinstance(number, Integral) or isinstance(number, bool):
             raise InvalidPool(f"{what}: {attribute} is a whole number, got {number!r:.60}")
-    if _name(config.data_type) not in DTYPES:
-        raise InvalidPool(f"{what}: data_type is one of {', '.join(DTYPES)}, not {_name(config.data_type)}")
+    if name_of(config.data_type) not in DTYPES:
+        raise InvalidPool(f"{what}: data_type is one of {', '.join(DTYPES)}, not {name_of(config.data_type)}")
     _check_nothing_else(config, what)
 
 
@@ -76,7 +115,7 @@ def _check_nothing_else(config: Any, what: str) -> None:
             raise InvalidPool(f"{what}: {attribute} = {value!r:.60} changes what a table costs, which is not modelled")
 
 
-def _ids_by_table(configs: Sequence[Any], pooling: Mapping[str, float]) -> list[float]:
+def _ids_by_table(configs: Sequence[Any], pooling: Pooling, batch: int | None) -> list[float]:
     """Mean ids a sample of each table, all its features together."""
     if not isinstance(pooling, Mapping):
         raise InvalidPool(f"pooling gives mean ids a sample by name, {{'clicks': 12.5}}, got {pooling!r:.80}")
@@ -85,19 +124,43 @@ def _ids_by_table(configs: Sequence[Any], pooling: Mapping[str, float]) -> list[
     for name, ids in pooling.items():
         if name not in known:
             raise UnknownName("feature or table in pooling", name, known)
-        if not isinstance(ids, Real) or isinstance(ids, bool) or not 0 <= ids < math.inf:
+        if isinstance(ids, Feature) and name in features:
+            _check_feature(name, ids)
+        elif not _is_mean(ids):
             raise InvalidPool(f"pooling of {name!r} is a number from 0, mean ids a sample, got {ids!r:.60}")
-    return [_ids(config, pooling, features) for config in configs]
+    return [_ids(config, pooling, features, batch) for config in configs]
 
 
-def _ids(config: Any, pooling: Mapping[str, float], features: set[str]) -> float:
+def _check_feature(name: str, feature: Feature) -> None:
+    if not _is_mean(feature.pooling) or not _is_mean(feature.num_poolings):
+        raise InvalidPool(f"pooling and num_poolings of {name!r} are numbers from 0, got {feature}")
+    if feature.batch is not None and (not isinstance(feature.batch, Integral) or feature.batch < 1):
+        raise InvalidPool(f"batch of {name!r} is a whole number from 1, got {feature.batch!r:.60}")
+    if feature.weighted:
+        raise InvalidPool(
+            f"{name!r} is weighted, and what its weights cost is not modelled; weighted=False leaves it out"
+        )
+
+
+def _is_mean(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf
+
+
+def _feature(told: float | Feature | None) -> Feature:
+    if isinstance(told, Feature):
+        return told
+    return Feature() if told is None else Feature(float(told))
+
+
+def _ids(config: Any, pooling: Pooling, features: set[str], batch: int | None) -> float:
     if config.name not in pooling or config.name in features:
-        return float(sum(pooling.get(feature, IDS_PER_FEATURE) for feature in config.feature_names))
+        described = [_feature(pooling.get(feature)) for feature in config.feature_names]
+        return sum(feature.pooling * feature.bags(batch) for feature in described)
     if both := [feature for feature in config.feature_names if feature in pooling]:
         raise InvalidPool(f"pooling names table {config.name!r} and its feature {both[0]!r}: name one of them")
-    return float(pooling[config.name])
+    return float(pooling[config.name])  # type: ignore[arg-type]  # a Feature is for features
 
 
-def _name(value: Any) -> str:
+def name_of(value: Any) -> str:
     """The name of an enum's member; text stands for itself."""
     return str(getattr(value, "name", value)).upper()

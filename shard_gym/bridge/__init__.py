@@ -1,0 +1,1 @@
+"""TorchRec: models in, plans out, and its accounting of memory."""

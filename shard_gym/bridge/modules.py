@@ -1,0 +1,132 @@
+"""Tasks from a TorchRec model: the embedding collections of an unsharded module, wherever they hang in it.
+
+    from shard_gym.bridge.modules import task_of_module
+
+    task = task_of_module(model, devices=8, memory_gb=40, pooling={"clicks": 12.5})
+    task = task_of_module(model, devices=8, memory_gb=40, profile=profiler)  # measured, see `shard_gym.bridge.batches`
+
+Only configs and the identity of parameters are read, so a model may be on the meta device, where it takes no memory,
+or anywhere else: nothing is copied. `EmbeddingBagCollection` and `EmbeddingCollection` are understood; other modules
+with tables (fused, quantised, managed collisions, feature processors, sharded already) are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Unpack
+
+from shard_gym.bridge.batches import Profiler, refuse_weights
+from shard_gym.bridge.configs import Pooling
+from shard_gym.bridge.library import require_torchrec
+from shard_gym.errors import InvalidPool
+from shard_gym.own_tables import TaskSettings, check_rows_sent, make_task, memory_of, refuse_unknown, task_of
+from shard_gym.tasks import Task
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True, eq=False)
+class Collection:
+    """One embedding collection of a model: where it hangs, and the configs of its tables."""
+
+    path: str  # as in `named_modules`; "" is the model itself
+    module: nn.Module
+    configs: tuple[Any, ...]
+    pooled: bool  # an EmbeddingBagCollection, not an EmbeddingCollection
+    weighted: bool  # ids come with weights
+
+    def weight(self, table: str) -> nn.Parameter:
+        """The parameter of a table."""
+        tables: Any = self.module.embedding_bags if self.pooled else self.module.embeddings
+        found: nn.Parameter = tables[table].weight
+        return found
+
+
+def collections_of(module: nn.Module) -> tuple[Collection, ...]:
+    """The collections of an unsharded model in the order of `named_modules`, each table in one of them only."""
+    require_torchrec()
+    found = tuple(_walk(module))
+    if not found:
+        raise InvalidPool(f"{type(module).__name__} has no EmbeddingBagCollection or EmbeddingCollection")
+    tables: dict[str, str] = {}
+    owners: dict[int, str] = {}
+    for collection in found:
+        for config in collection.configs:
+            here = f"{collection.path or 'the model'}.{config.name}"
+            if config.name in tables:
+                raise InvalidPool(f"{tables[config.name]} and {here} have one name: plans tell tables by name")
+            tables[config.name] = here
+            weight = id(collection.weight(config.name))
+            if weight in owners:
+                raise InvalidPool(f"{owners[weight]} and {here} share one parameter, which is not modelled")
+            owners[weight] = here
+    return found
+
+
+def configs_of(module: nn.Module) -> list[Any]:
+    """The configs of all tables of an unsharded model, in the order of `collections_of`."""
+    return [config for collection in collections_of(module) for config in collection.configs]
+
+
+def task_of_module(
+    module: nn.Module,
+    devices: int,
+    memory_gb: float | Sequence[float],
+    *,
+    pooling: Pooling | None = None,
+    profile: Profiler | None = None,
+    ignore_weights: bool = False,
+    **settings: Unpack[TaskSettings],
+) -> Task:
+    """One step of training this model: `make_task` of its configs, in the order of `configs_of`.
+
+    Either `pooling` says how features are looked up, or a `profile` has measured it. What weights of ids cost is not
+    modelled: a collection that is weighted is refused, unless told to ignore that.
+    """
+    collections = collections_of(module)
+    if weighted := [collection.path or "the model" for collection in collections if collection.weighted]:
+        refuse_weights(weighted[0], ignore_weights)
+    configs = [config for collection in collections for config in collection.configs]
+    if profile is None:
+        return make_task(configs, devices, memory_gb, pooling=pooling, **settings)
+    if pooling is not None:
+        raise InvalidPool("pooling is told or measured: give pooling or profile, not both")
+    refuse_unknown(settings, TaskSettings.__annotations__)
+    pool = profile.pool(configs, ignore_weights=ignore_weights)
+    if settings.get("objective", "iteration") == "iteration":
+        check_rows_sent(configs, pool)
+    return task_of(pool, memory_of(devices, memory_gb), settings)
+
+
+def _walk(module: nn.Module) -> Iterator[Collection]:
+    """Every collection with its path; a module that hangs at two places is refused."""
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+    paths: dict[int, str] = {}
+    for path, part in module.named_modules(remove_duplicate=False):
+        if type(part) not in (EmbeddingBagCollection, EmbeddingCollection):
+            _check_other(path, part)
+            continue
+        if id(part) in paths:
+            raise InvalidPool(
+                f"{paths[id(part)]!r} and {path!r} are one collection, whose tables would be counted twice"
+            )
+        paths[id(part)] = path
+        pooled = type(part) is EmbeddingBagCollection
+        configs = part.embedding_bag_configs() if pooled else part.embedding_configs()
+        yield Collection(path, part, tuple(configs), pooled, pooled and part.is_weighted())
+
+
+def _check_other(path: str, part: Any) -> None:
+    """Refuse modules that hold tables in other ways."""
+    from torchrec.distributed.sharding_plan import get_module_to_default_sharders
+    from torchrec.distributed.types import ShardedModule
+
+    what = f"{path or 'the model'} is a {type(part).__name__}"
+    if isinstance(part, ShardedModule):
+        raise InvalidPool(f"{what}: plans are made for a model before it is sharded")
+    holds_tables = hasattr(part, "embedding_bag_configs") or hasattr(part, "embedding_configs")
+    if holds_tables or type(part) in get_module_to_default_sharders():
+        raise InvalidPool(f"{what}; tables of EmbeddingBagCollection and EmbeddingCollection are modelled, no others")

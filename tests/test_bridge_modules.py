@@ -1,0 +1,182 @@
+"""Tasks from TorchRec models: the collections of a module, wherever they hang in it."""
+
+import numpy as np
+import pytest
+
+from shard_gym.bridge import library
+from shard_gym.bridge.batches import Profiler
+from shard_gym.bridge.modules import collections_of, configs_of, task_of_module
+from shard_gym.errors import InvalidPool, InvalidTask, MissingDependency, UnknownName
+from shard_gym.own_tables import make_task
+from shard_gym.simulators import operator
+
+torch = pytest.importorskip("torch")
+torchrec = pytest.importorskip("torchrec")
+META = torch.device("meta")
+
+
+def bags(*names, rows=10, dim=8, features=1, device=META, **settings):
+    configs = [
+        torchrec.EmbeddingBagConfig(
+            num_embeddings=rows, embedding_dim=dim, name=name, feature_names=[f"{name}_{i}" for i in range(features)]
+        )
+        for name in names
+    ]
+    return torchrec.EmbeddingBagCollection(tables=configs, device=device, **settings)
+
+
+def rows_of(*names):
+    configs = [
+        torchrec.EmbeddingConfig(num_embeddings=20, embedding_dim=4, name=name, feature_names=[name]) for name in names
+    ]
+    return torchrec.EmbeddingCollection(tables=configs, device=META)
+
+
+class Model(torch.nn.Module):
+    """Parts beside a dense layer, and one of them deeper."""
+
+    def __init__(self, deep, **parts):
+        super().__init__()
+        self.dense = torch.nn.Linear(4, 4)
+        self.inner = torch.nn.Sequential(torch.nn.ReLU(), deep)
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+
+def test_collections_are_found_wherever_they_hang():
+    found = collections_of(Model(bags("a", "b", is_weighted=True), rows=rows_of("c")))
+    assert [(c.path, c.pooled, c.weighted, [x.name for x in c.configs]) for c in found] == [
+        ("inner.1", True, True, ["a", "b"]),
+        ("rows", False, False, ["c"]),
+    ]
+    assert found[0].weight("b").shape == (10, 8)
+    assert found[1].weight("c").shape == (20, 4)
+    assert collections_of(bags("a"))[0].path == ""
+
+
+def test_a_task_is_that_of_the_configs():
+    module = Model(bags("a"), rows=rows_of("c"))
+    told = {"optimizer": "rowwise_adagrad", "batch": 4096, "splits_allowed": True}
+    task = task_of_module(module, 4, [1, 2, 1, 2], pooling={"a_0": 12.5}, **told)
+    assert task == make_task(configs_of(module), 4, [1, 2, 1, 2], pooling={"a_0": 12.5}, **told)
+    assert (task.tables.name, task.tables.rows.tolist()) == (("a", "c"), [10, 20])
+    with pytest.raises(InvalidTask, match="'c' does not pool"):
+        task_of_module(module, 4, 1, pooling={"c": 2})
+
+
+def test_a_profile_is_taken_for_pooling():
+    module = Model(bags("a", features=2), rows=rows_of("c"))
+    profiler = Profiler.of_configs(configs_of(module))
+    ones = np.ones(3, int)
+    profiler.add({"a_0": ([1, 1, 2], ones), "a_1": ([2, 2, 2], ones), "c": ([5, 6, 7], ones)})
+    with pytest.warns(UserWarning, match="several features"):
+        task = task_of_module(module, 2, 1, profile=profiler, batch=6)
+    assert (task.batch, task.tables.reference_batch) == (6, 3)
+    assert task.tables.pooling.tolist() == [2, 1]
+    assert task.tables.distinct.tolist() == [2, 3]
+    assert task.tables == profiler.pool(configs_of(module))
+    with pytest.raises(InvalidPool, match="not both"):
+        task_of_module(module, 2, 1, profile=profiler, pooling={"a_0": 1})
+    with pytest.raises(UnknownName, match="setting 'gpus'"):
+        task_of_module(module, 2, 1, profile=profiler, gpus=2)
+
+
+def test_weights_of_ids_are_refused_unless_told():
+    module = Model(bags("a", is_weighted=True))
+    with pytest.raises(InvalidPool, match=r"inner.1 has ids with weights.*ignore_weights=True"):
+        task_of_module(module, 2, 1)
+    assert task_of_module(module, 2, 1, ignore_weights=True) == task_of_module(Model(bags("a")), 2, 1)
+
+
+def test_parameters_are_not_copied(monkeypatch):
+    module = bags("a", rows=1000, device=torch.device("cpu"))
+
+    def refused(*args, **kwargs):
+        raise AssertionError("a parameter was copied")
+
+    for name in ("clone", "to", "detach", "cpu", "numpy", "tolist"):
+        monkeypatch.setattr(torch.Tensor, name, refused)
+    assert task_of_module(module, 2, 1).tables.rows.tolist() == [1000]
+    huge = bags("h", rows=2**40, dim=128)  # 2**49 bytes, were it not on meta
+    assert task_of_module(huge, 2, 1).tables.weight_bytes.tolist() == [2**49]
+
+
+def test_models_that_are_refused():
+    shared = bags("a", "b")
+    shared.embedding_bags["b"].weight = shared.embedding_bags["a"].weight
+    twice = bags("a")
+    for module, message in (
+        (torch.nn.Linear(2, 2), "Linear has no EmbeddingBagCollection"),
+        (Model(bags("a"), more=bags("a")), r"inner.1.a and more.a have one name"),
+        (Model(shared), r"inner.1.a and inner.1.b share one parameter"),
+        (Model(twice, more=twice), "'inner.1' and 'more' are one collection"),
+    ):
+        with pytest.raises(InvalidPool, match=message):
+            collections_of(module)
+    tied = Model(bags("a"), more=bags("b"))
+    tied.more.embedding_bags["b"].weight = tied.inner[1].embedding_bags["a"].weight
+    with pytest.raises(InvalidPool, match=r"inner.1.a and more.b share one parameter"):
+        configs_of(tied)
+
+
+def test_other_modules_with_tables_are_refused():
+    from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+    from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+    from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+
+    table = torchrec.EmbeddingBagConfig(num_embeddings=10, embedding_dim=8, name="a", feature_names=["f"])
+    fused = FusedEmbeddingBagCollection(
+        tables=[table], optimizer_type=torch.optim.SGD, optimizer_kwargs={"lr": 0.1}, device=META
+    )
+    positions = PositionWeightedModuleCollection({"a_0": 3}, device=META)
+    processed = FeatureProcessedEmbeddingBagCollection(bags("a", is_weighted=True), positions)
+    for module, kind in ((fused, "FusedEmbeddingBagCollection"), (processed, "FeatureProcessed")):
+        with pytest.raises(InvalidPool, match=f"inner.1 is a {kind}.*modelled, no others"):
+            collections_of(Model(module))
+
+
+def test_a_sharded_model_is_refused():
+    class Sharded(torchrec.distributed.types.ShardedModule):
+        def __init__(self):
+            torch.nn.Module.__init__(self)
+
+        create_context = input_dist = compute = output_dist = unsharded_module_type = None
+
+    with pytest.raises(InvalidPool, match=r"inner.1 is a Sharded: plans are made for a model before it is sharded"):
+        collections_of(Model(Sharded()))
+
+
+def test_a_setting_that_is_not_modelled_is_refused():
+    module = bags("a")
+    module.embedding_bag_configs()[0].use_virtual_table = True
+    with pytest.raises(InvalidPool, match="use_virtual_table = True changes what a table costs"):
+        task_of_module(module, 2, 1)
+
+
+def installed(monkeypatch, **versions):
+    """Make the packages look installed in these versions, and no other FBGEMM."""
+    told = {name.replace("_", "-"): version for name, version in versions.items()}
+
+    def distributions(name):
+        return [type("Distribution", (), {"version": told[name]})] if name in told else []
+
+    monkeypatch.setattr(library.metadata, "distributions", distributions)
+    operator._fbgemm.cache_clear()
+
+
+def test_missing_and_wrong_builds(monkeypatch):
+    try:
+        installed(monkeypatch, fbgemm_gpu="1.8.0", fbgemm_gpu_cpu="1.8.0", torchrec="1.8.0")
+        with pytest.raises(MissingDependency, match="both installed and overwrite each other; run pip uninstall -y"):
+            library.require_torchrec()
+        installed(monkeypatch, fbgemm_gpu_cpu="1.8.0", torchrec="1.2.0")
+        with pytest.raises(
+            MissingDependency, match=r"torchrec 1.2.0 does not go with FBGEMM 1.8.0; run pip install --no"
+        ):
+            library.require_torchrec()
+        installed(monkeypatch, fbgemm_gpu_cpu="1.8.0")
+        monkeypatch.setitem(__import__("sys").modules, "torchrec", None)
+        with pytest.raises(MissingDependency, match=r"run pip install --no-deps torchrec==1.8.\*"):
+            library.require_torchrec()
+    finally:
+        operator._fbgemm.cache_clear()
