@@ -33,6 +33,14 @@ class SimulatorError(ShardGymError):
     """A simulator cannot answer what it was asked."""
 
 
+class RankFailed(ShardGymError, RuntimeError):
+    """One of several processes that train together failed; the message says which, and why."""
+
+
+class TimedOut(ShardGymError, TimeoutError):
+    """What was asked for took longer than it was allowed to."""
+
+
 class UnknownName(ShardGymError, KeyError):
     """A name that is in no registry; the message lists the valid ones."""
 

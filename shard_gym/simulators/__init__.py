@@ -31,8 +31,16 @@ def _learned(name: str) -> Simulator:
     return Learned(shipped(name))
 
 
+def _torchrec() -> Simulator:
+    """What TorchRec's planner believes; needs no TorchRec."""
+    from shard_gym.bridge.perf import TorchRecPerf
+
+    return TorchRecPerf()
+
+
 _BUILDERS |= {f"fbgemm:{device}": partial(_fbgemm, device) for device in ("cpu", "cuda")}
 _BUILDERS |= {f"learned:{name}": partial(_learned, name) for name in ("cpu-v1", "cpu-judge-v1")}
+_BUILDERS["torchrec:cuda-v1"] = _torchrec
 
 
 def registered() -> tuple[str, ...]:

@@ -1,0 +1,161 @@
+"""Train a small DLRM by a plan of ShardGym's: `python examples/torchrec_dlrm.py`, or `torchrun --nproc-per-node 2` it.
+
+Two processes on this host, no GPU: the plan is made once, exported to TorchRec, and DistributedModelParallel does the
+rest. To train your own model, copy `plan_for` and `shard`, with device="cuda" where there are GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import zlib
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.models.dlrm import DLRM
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.optim import SGD, RowWiseAdagrad
+
+import shard_gym
+import shard_gym_agents
+from shard_gym.bridge.launch import launch
+from shard_gym.bridge.modules import task_of_module
+from shard_gym.bridge.plans import to_torchrec
+
+RANKS, SAMPLES, STEPS = 2, 64, 20  # samples of one rank in one step
+ROWS = (1_000, 5_000, 20_000, 300, 8_000, 2_000, 12_000, 700)
+IDS = {f"feature_{i}": ids for i, ids in enumerate((1, 3, 8, 2, 20, 5, 1, 12))}  # of one sample
+COLUMNS, DENSE = 32, 13
+OPTIMIZERS = {"sgd": (SGD, {"lr": 0.1}), "rowwise_adagrad": (RowWiseAdagrad, {"lr": 0.05})}
+Shards = dict[str, list[tuple[int, int, int, int]]]
+
+
+def make_model(optimizer: str = "rowwise_adagrad") -> DLRM:
+    """A model whose tables are on the meta device, where they take no memory: they are made once they are sharded."""
+    torch.manual_seed(0)
+    tables = [
+        EmbeddingBagConfig(name=f"table_{i}", num_embeddings=rows, embedding_dim=COLUMNS, feature_names=[feature])
+        for i, (rows, feature) in enumerate(zip(ROWS, IDS, strict=True))
+    ]
+    model = DLRM(
+        EmbeddingBagCollection(tables, device=torch.device("meta")),
+        dense_in_features=DENSE,
+        dense_arch_layer_sizes=[64, COLUMNS],
+        over_arch_layer_sizes=[64, 1],
+    )
+    kind, settings = OPTIMIZERS[optimizer]
+    apply_optimizer_in_backward(kind, model.sparse_arch.parameters(), settings)
+    return model
+
+
+def make_task(model: nn.Module, **settings: Any) -> shard_gym.Task:
+    """What is to be planned: the model's tables on the ranks that will train it."""
+    return task_of_module(
+        model, devices=RANKS, memory_gb=1, pooling=IDS, batch=RANKS * SAMPLES, optimizer="rowwise_adagrad", **settings
+    )
+
+
+def plan_for(task: shard_gym.Task) -> shard_gym.Plan:
+    """Our plan; the simulator is that of the hardware that comes closest to yours."""
+    return shard_gym_agents.make("auto")(task, shard_gym.simulators.make("roofline:h100-v1"))
+
+
+def shard(model: nn.Module, sharding_plan: ShardingPlan) -> DistributedModelParallel:
+    """The model, each rank with its part of the tables and all of the rest."""
+    return DistributedModelParallel(
+        model,
+        env=ShardingEnv.from_process_group(distributed.group.WORLD),
+        device=torch.device("cpu"),
+        plan=sharding_plan,
+        sharders=[EmbeddingBagCollectionSharder()],
+    )
+
+
+def initialise(model: DistributedModelParallel) -> None:
+    """The same weights however they are sharded: drawn for the whole table, by its name."""
+    for key, value in model.state_dict().items():
+        if ".embedding_bags." not in key:
+            continue
+        generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
+        table = torch.empty(value.shape).uniform_(-0.1, 0.1, generator=generator)
+        if isinstance(value, ShardedTensor):
+            for local in value.local_shards():
+                (row, column), (rows, columns) = local.metadata.shard_offsets, local.metadata.shard_sizes
+                local.tensor.copy_(table[row : row + rows, column : column + columns])
+        else:
+            value.copy_(table)
+
+
+def batches(rank: int, steps: int = STEPS) -> Any:
+    """Random samples: dense features, ids, and whether there was a click."""
+    generator = torch.Generator().manual_seed(1 + rank)
+    for _ in range(steps):
+        each = zip(ROWS, IDS.values(), strict=True)
+        ids = torch.cat([torch.randint(rows, (SAMPLES * n,), generator=generator) for rows, n in each])
+        lengths = torch.cat([torch.full((SAMPLES,), n) for n in IDS.values()])
+        sparse = KeyedJaggedTensor(list(IDS), ids, lengths=lengths)
+        dense = torch.rand((SAMPLES, DENSE), generator=generator)
+        yield dense, sparse, (dense[:, 0] > 0.5).float()
+
+
+def held(model: DistributedModelParallel) -> Shards:
+    """What this rank holds of each table: first row, rows, first column, columns of each shard."""
+    found: Shards = {}
+    for key, value in model.state_dict().items():
+        if isinstance(value, ShardedTensor):
+            for local in value.local_shards():
+                (row, column), (rows, columns) = local.metadata.shard_offsets, local.tensor.shape
+                found.setdefault(key.split(".")[-2], []).append((row, rows, column, columns))
+    return found
+
+
+def train(plan: shard_gym.Plan, task: shard_gym.Task) -> tuple[list[float], list[Shards]]:
+    """What each rank runs: mean losses over all ranks, and what each of them holds."""
+    agreed = [plan]
+    distributed.broadcast_object_list(agreed)  # under torchrun every rank has planned, not all alike: rank 0's counts
+    model = make_model(task.optimizer)
+    return run_steps(shard(model, to_torchrec(agreed[0], task, model, device="cpu")))
+
+
+def run_steps(model: DistributedModelParallel) -> tuple[list[float], list[Shards]]:
+    """Train: tables are updated in the backward pass, the rest by its own optimizer, gradients averaged."""
+    initialise(model)
+    of_tables = {name for name, _ in model.named_parameters() if ".embedding_bags." in name}
+    dense = [parameter for name, parameter in model.named_parameters() if name not in of_tables]
+    optimizer, losses = torch.optim.SGD(dense, lr=0.5), []
+    for features, ids, clicks in batches(distributed.get_rank()):
+        optimizer.zero_grad()
+        loss = nn.functional.binary_cross_entropy_with_logits(model(features, ids).squeeze(-1), clicks)
+        loss.backward()
+        optimizer.step()
+        mean = loss.detach() / distributed.get_world_size()
+        distributed.all_reduce(mean)
+        losses.append(mean.item())
+    shards: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(shards, held(model))
+    return losses, shards
+
+
+def main() -> None:
+    """Plan, train, and print losses and what each rank holds."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    task = make_task(make_model())
+    losses, shards = launch(train, RANKS, plan_for(task), task)[0]
+    if os.environ.get("RANK", "0") != "0":  # under torchrun
+        return
+    for step, loss in enumerate(losses, start=1):
+        print(f"step {step:2}: loss {loss:.4f}")
+    for rank, tables in enumerate(shards):
+        print(f"rank {rank} holds (first row, rows, first column, columns)")
+        print("\n".join(f"  {name}: {parts}" for name, parts in sorted(tables.items())))
+
+
+if __name__ == "__main__":
+    main()
