@@ -49,15 +49,17 @@ class ShardingEnv(gym.Env[Any, Any]):
     (`order="cost"`), by bytes (`"size"`, the default of Tight suites, where cost order runs into dead ends),
     as listed (`"given"`), or in an order of each episode's own (`"random"`).
 
-    **Actions.** `Discrete(K)`: the device of the next table. A table may be put where it does not fit; the
+    **Actions.** `Discrete(K)`: the device of the next table. A table may be put where it must not go; the
     penalty comes at the end. `action_masks()`, and `info["action_mask"]` after `reset` and `step`, say where
-    it fits; all ones when it fits nowhere.
+    it may go by memory and by the task's constraints (room is kept for what must stay somewhere); all ones when
+    it may go nowhere.
 
     **Splits.** `-Split` ids, and a `Bank` with `split_action`, have `Discrete(K + 1)`: action K halves the next
     table's columns. Its two halves are tables like any other: they wait their turn in the episode's order, never
     before the table they come from, and may be halved again, three times in all, while their columns stay a
-    multiple of 4. The task says which tables may be split (`splits_allowed`, `no_split`). The mask is [K + 1], its
-    last entry 1 where a split is legal; where the table fits nowhere but may be split, only the split is 1.
+    multiple of 4. The task says which tables may be split (`splits_allowed`; none that its constraints name, and
+    with `max_moves` none). The mask is [K + 1], its last entry 1 where a split is legal; where the table fits
+    nowhere but may be split, only the split is 1.
     An illegal split is no error: the table goes to the device with the most free bytes, ties to the lowest index.
 
     **Observations.** `observation="table"` (default) is `Box[22]`: the 21 features of the next table,
@@ -179,7 +181,7 @@ class ShardingEnv(gym.Env[Any, Any]):
         return shown, self._pay(state) if self._dense else 0.0, False, False, {"action_mask": state.mask()}
 
     def action_masks(self) -> np.ndarray:
-        """`info["action_mask"]` as bools: where the next table fits. The name is sb3-contrib's."""
+        """`info["action_mask"]` as bools: where the next table may go. The name is sb3-contrib's."""
         return self._started().mask().astype(bool)
 
     def render(self) -> str | np.ndarray | None:  # type: ignore[override]

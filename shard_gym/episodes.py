@@ -14,6 +14,7 @@ import numpy as np
 
 from shard_gym.memory import table_bytes
 from shard_gym.nodes import Nodes
+from shard_gym.room import Room, Rules
 from shard_gym.simulators import FastSimulator, Latency, Simulator, single_costs
 from shard_gym.tasks import Task
 
@@ -65,6 +66,11 @@ class Prepared:
     def sizes(self) -> np.ndarray:
         """Bytes of a piece of each node on its device, (M,) int64."""
         return table_bytes(self.nodes.pieces)
+
+    @cached_property
+    def room(self) -> Room | None:
+        """Where tables may go, before any is placed; each episode copies it. None where memory is all that counts."""
+        return None if Rules.of(self.task) is None else Room(self.task)
 
     @cached_property
     def embedding(self) -> np.ndarray | None:

@@ -7,10 +7,13 @@ whoever keeps to `legal`, in any order. Tables that must be together take their 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
 
+from shard_gym.errors import InfeasibleTask
 from shard_gym.memory import table_bytes
 from shard_gym.tasks import Constraints, Task
 
@@ -34,12 +37,12 @@ class Rules:
         if c == Constraints(base=c.base, no_split=c.no_split):
             return None
         leader = _leaders(c, n)
-        allowed = np.ones((n, k), bool)
+        allowed, home = np.ones((n, k), bool), np.full(n, -1)
         for table, device in c.pin:
-            allowed[leader == leader[table]] &= np.arange(k) == device
+            group = leader == leader[table]
+            allowed[group], home[group] = np.arange(k) == device, device
         rival, rivals = _rivals(c, leader)
         away, moves = None, 0
-        home = np.where(allowed.sum(axis=1) == 1, allowed.argmax(axis=1), -1)
         if c.max_moves is not None:
             away = np.zeros((n, k), np.int32)
             np.add.at(away, leader, np.array(c.base)[:, None] != np.arange(k))
@@ -64,7 +67,7 @@ class Room:
     """What is left on each device in `count` placements of a task under way, and where a table may go in each."""
 
     def __init__(self, task: Task, count: int = 1) -> None:
-        self.rules = rules = Rules.of(task)
+        self.task, self.rules = task, (rules := Rules.of(task))
         self.free = np.repeat(task.capacity[None], count, axis=0)  # (V, K) bytes, less what is reserved
         self.size = table_bytes(task)
         self._each = np.arange(count)
@@ -75,49 +78,127 @@ class Room:
         self.device = np.full((count, task.num_tables), -1)  # of leaders
         self._near = np.zeros((count, *rules.rivals.shape[:1], task.num_devices), np.int64)  # rivals on each device
         for table in np.flatnonzero(rules.leads & (rules.home >= 0)).tolist():
-            self._put(table, rules.home[table], 1)
+            self._put(self._each, table, rules.home[table], 1)
+        self._begun = self.free[0].copy(), self._near[0].copy()
 
-    def legal(self, table: int | np.ndarray) -> np.ndarray:
-        """Which devices a table, or one in each placement (V,), may go to, (V, K)."""
-        rules = self.rules
-        if rules is None:
-            return self.free >= np.reshape(self.size[table], (-1, 1))
-        lead = np.broadcast_to(rules.leader[table], self._each.shape)
-        home, size, devices = rules.home[lead], self.size[lead], np.arange(self.free.shape[1])
+    def copy(self) -> Room:
+        """The same placements, to go on with apart from these."""
+        other = copy(self)
+        other.free = self.free.copy()
+        if self.rules is not None:
+            other.moves, other.device, other._near = self.moves.copy(), self.device.copy(), self._near.copy()
+        return other
+
+    def begin(self, of: np.ndarray) -> None:
+        """Some placements begin anew; of tasks with rules."""
+        assert self.rules is not None
+        self.free[of], self._near[of] = self._begun
+        self.moves[of], self.device[of] = self.rules.moves, -1
+
+    def legal(
+        self, table: int | np.ndarray, piece: int | np.ndarray | None = None, of: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Which devices a table, or one in each placement (V,), may go to, (V, K).
+
+        `piece` is the bytes of a part of it, where it was halved: then no rule speaks of it, see `kept_whole`.
+        `of` names the placements, if not all are asked about; under rules only.
+        """
+        rules, each, free = self.rules, self._each if of is None else of, self.free if of is None else self.free[of]
+        if rules is None or piece is not None:
+            return free >= np.reshape(self.size[table] if piece is None else piece, (-1, 1))
+        lead = np.broadcast_to(rules.leader[table], each.shape)
+        home, size, devices = rules.home[lead], self.size[lead], np.arange(free.shape[1])
         at_home = home[:, None] == devices
-        legal = (self.free + at_home * size[:, None] >= size[:, None]) & rules.allowed[lead]
+        legal = (free + at_home * size[:, None] >= size[:, None]) & rules.allowed[lead]
         if len(rules.rivals):
-            near = self._near[self._each, rules.rival[lead]]
+            near = self._near[each, rules.rival[lead]]
             legal &= (near == 0) | (rules.rival[lead] < 0)[:, None]
         if rules.away is not None:
             spent = rules.away[lead] - rules.away[lead, home][:, None]
-            legal &= spent <= self.moves[:, None]
-        placed = self.device[self._each, lead]
+            legal &= spent <= self.moves[each, None]
+        placed = self.device[each, lead]
         return np.where((placed >= 0)[:, None], placed[:, None] == devices, legal)
 
-    def place(self, table: int | np.ndarray, device: int | np.ndarray) -> None:
-        """A table, or one in each placement, goes to a device, legal or not."""
-        rules, device = self.rules, np.broadcast_to(device, self._each.shape)
-        if rules is None:
-            self.free[self._each, device] -= self.size[table]
+    def place(
+        self,
+        table: int | np.ndarray,
+        device: int | np.ndarray,
+        piece: int | np.ndarray | None = None,
+        of: np.ndarray | None = None,
+    ) -> None:
+        """A table, or one in each placement, goes to a device, legal or not; or a piece of it, as in `legal`."""
+        rules, each = self.rules, self._each if of is None else of
+        if rules is None or piece is not None:
+            self.free[each, device] -= self.size[table] if piece is None else piece
             return
-        lead = np.broadcast_to(rules.leader[table], self._each.shape)
-        new = np.flatnonzero(self.device[self._each, lead] < 0)
-        self.device[new, lead[new]] = device[new]
-        for v in new[rules.home[lead[new]] != device[new]].tolist():
-            group, home = int(lead[v]), int(rules.home[lead[v]])
-            if home >= 0:
-                self._put(group, home, -1, v)
-            self._put(group, int(device[v]), 1, v)
-            if rules.away is not None:
-                self.moves[v] -= rules.away[group, device[v]] - rules.away[group, home]
+        device, lead = (np.broadcast_to(values, each.shape) for values in (device, rules.leader[table]))
+        new = np.flatnonzero(self.device[each, lead] < 0)
+        each, device, lead = each[new], device[new], lead[new]
+        self.device[each, lead] = device
+        moved = np.flatnonzero(rules.home[lead] != device)
+        away, group, goes, home = each[moved], lead[moved], device[moved], rules.home[lead[moved]]
+        kept = home >= 0
+        self._put(away[kept], group[kept], home[kept], -1)
+        self._put(away, group, goes, 1)
+        if rules.away is not None:
+            self.moves[away] -= rules.away[group, goes] - rules.away[group, home]
 
-    def _put(self, group: int, device: int, times: int, placement: int | slice = slice(None)) -> None:
-        """Take a group's room on a device, or give it back."""
+    def placements(self) -> np.ndarray:
+        """Device of each table, (V, N), -1 where it is not placed; of tasks with rules."""
         assert self.rules is not None
-        self.free[placement, device] -= times * self.size[group]
-        if (rival := self.rules.rival[group]) >= 0:
-            self._near[placement, self.rules.rivals[rival], device] += times
+        return self.device[:, self.rules.leader]
+
+    def _put(self, each: np.ndarray, group: int | np.ndarray, device: np.ndarray, times: int) -> None:
+        """Take a group's room on a device in each of some placements, or give it back."""
+        assert self.rules is not None
+        self.free[each, device] -= times * self.size[group]
+        if len(self.rules.rivals):
+            row = self.rules.rival[group]
+            self._near[each, :, device] += times * (self.rules.rivals[row] & (np.reshape(row, (-1, 1)) >= 0))
+
+
+def follow(task: Task, order: np.ndarray, choose: Callable[[int, np.ndarray], int]) -> np.ndarray:
+    """A placement under rules, (N,): groups by their leaders, in this order of tables, each to the device that is
+    chosen for it from those where it may go, (K,) bool."""
+    room = Room(task)
+    assert room.rules is not None
+    for table in order[room.rules.leads[order]].tolist():
+        legal = room.legal(table)[0]
+        if not legal.any():
+            raise dead_end(room, table)
+        room.place(table, choose(table, legal))
+    return room.placements()[0]
+
+
+def no_room(task: Task, table: int, free: np.ndarray) -> InfeasibleTask:
+    """The error that says which table fits nowhere, where it nearly did, and how many bytes are missing."""
+    size, device = int(table_bytes(task)[table]), int(np.argmax(free))
+    return InfeasibleTask(
+        f"table {table} ({task.tables.name[table]!r}, {size:,} bytes) fits on no device: "
+        f"device {device} has the most room, {int(free[device]):,} bytes, {size - int(free[device]):,} too few"
+    )
+
+
+def dead_end(room: Room, table: int, placement: int = 0) -> InfeasibleTask:
+    """The error that says which table may go nowhere after those that are placed, and what stands in its way."""
+    from shard_gym.feasibility import disproof  # it needs this module
+
+    task, rules = room.task, room.rules
+    if rules is None:
+        return no_room(task, table, room.free[placement])
+    lead = int(rules.leader[table])
+    size, home = int(room.size[lead]), int(rules.home[lead])
+    free = room.free[placement] + size * (np.arange(task.num_devices) == home)  # its own room is kept for it
+    device = int(free.argmax())
+    missing = size - int(free[device])
+    others = ", with those that must be with it" if (rules.leader == lead).sum() > 1 else ""
+    why = f"{missing:,} too few" if missing > 0 else "but constraints keep it from there"
+    proof = disproof(task)
+    verdict = f"and there is no plan: {proof}" if proof else "which does not prove that there is no plan"
+    return InfeasibleTask(
+        f"in the order tried table {table} ({task.tables.name[table]!r}, {size:,} bytes{others}) may go to no device: "
+        f"device {device} has the most room not kept for others, {int(free[device]):,} bytes, {why}; {verdict}"
+    )
 
 
 def kept_whole(task: Task) -> np.ndarray:

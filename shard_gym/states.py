@@ -8,6 +8,7 @@ import numpy as np
 
 from shard_gym.episodes import Episode
 from shard_gym.plan import Plan
+from shard_gym.room import Room
 from shard_gym.simulators import Latency
 
 
@@ -20,13 +21,14 @@ class State:
     least: int  # the smallest of them
     placed: list[int]  # device of each step so far
     sums: np.ndarray | None  # (K, H) running sums of embeddings, if each step needs them
+    room: Room | None  # what masks follow where the task has constraints
 
     @classmethod
     def start(cls, episode: Episode, track: bool) -> State:
         """Nothing placed; `track` keeps the running sums."""
         memory, embedding = episode.prepared.task.memory, episode.prepared.embedding
         sums = np.zeros((len(memory), embedding.shape[1])) if track and embedding is not None else None
-        return cls(episode, list(memory), min(memory), [], sums)
+        return cls(episode, list(memory), min(memory), [], sums, room_of(episode))
 
     @property
     def done(self) -> bool:
@@ -60,10 +62,15 @@ class State:
             self.least = room
         if self.sums is not None:
             self.sums[device] += episode.prepared.embedding[episode.order[position]]  # type: ignore[index]
+        if self.room is not None:
+            self.room.place(episode.order[position], device)
 
     def mask(self) -> np.ndarray:
-        """Where the next table fits, a fresh (K,) int8; all ones when it fits nowhere."""
+        """Where the next table may go, a fresh (K,) int8; all ones where it may go nowhere."""
         position, episode = len(self.placed), self.episode
+        if self.room is not None and not self.done:
+            legal = self.room.legal(episode.order[position])[0].astype(np.int8)
+            return legal if legal.any() else episode.everywhere.copy()
         if position == len(episode.sizes) or self.least >= episode.sizes[position]:
             return episode.everywhere.copy()
         size = episode.sizes[position]
@@ -115,6 +122,7 @@ class SplitState:
     nodes: list[int]  # node of each of these
     left: np.ndarray  # (4,) summed `values` of what waits
     sums: np.ndarray | None  # (K, H) running sums of embeddings, if each step needs them
+    room: Room | None  # what masks follow where the task has constraints
 
     @classmethod
     def start(cls, episode: Episode, track: bool) -> SplitState:
@@ -124,7 +132,7 @@ class SplitState:
         waiting = [[table] if table >= 0 else [] for table in episode.tables]
         device, left = [-1] * p.task.num_tables, episode.total.copy()
         free = list(p.task.memory)
-        return cls(episode, free, min(free), waiting, 0, device, [], [], [], left, sums)
+        return cls(episode, free, min(free), waiting, 0, device, [], [], [], left, sums, room_of(episode))
 
     @classmethod
     def replayed(cls, episode: Episode, actions: list[int]) -> SplitState:
@@ -197,20 +205,33 @@ class SplitState:
         self.left -= p.values[node]
         if self.sums is not None:
             self.sums[device] += p.embedding[node]  # type: ignore[index]
+        if self.room is not None:
+            table, part = self._part()
+            self.room.place(table, device, part)
+
+    def _part(self) -> tuple[int, int | None]:
+        """The next piece's table and, if it is not the whole of it, its bytes, as a room wants to know them."""
+        nodes, node = self.episode.prepared.nodes, self.episode.order[self.position]
+        return nodes.table[node], self.episode.sizes[self.position] if nodes.level[node] else None
 
     def mask(self) -> np.ndarray:
-        """Where the next piece fits, and last whether it may be halved, a fresh (K + 1,) int8.
+        """Where the next piece may go, and last whether it may be halved, a fresh (K + 1,) int8.
 
-        Where it fits nowhere: the split alone if it may be halved, else every device.
+        Where it may go nowhere: the split alone if it may be halved, else every device.
         """
         position, episode = self.position, self.episode
         if self.done:
             return np.append(episode.everywhere, np.int8(0))
-        size, may_split = episode.sizes[position], episode.halves[position] >= 0
-        fits = [room >= size for room in self.free]
+        fits, may_split = self._fits(), episode.halves[position] >= 0
         if True not in fits:
             fits = [not may_split] * len(fits)
         return np.frombuffer(bytearray((*fits, may_split)), np.int8)
+
+    def _fits(self) -> list[bool]:
+        if self.room is not None:
+            return self.room.legal(*self._part())[0].tolist()
+        size = self.episode.sizes[self.position]
+        return [room >= size for room in self.free]
 
     def plan(self) -> Plan:
         """The plan so far."""
@@ -226,6 +247,12 @@ class SplitState:
             sums = np.zeros((len(self.free), p.embedding.shape[1]))
             np.add.at(sums, self.placed, p.embedding[self.nodes])
         return p.decode(sums)
+
+
+def room_of(episode: Episode) -> Room | None:
+    """A room of its own for an episode of a task with constraints."""
+    room = episode.prepared.room
+    return None if room is None else room.copy()
 
 
 AnyState = State | SplitState

@@ -143,7 +143,7 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         return shown, rewards, terminated, np.zeros(self.num_envs, bool), infos
 
     def action_masks(self) -> np.ndarray:
-        """Where each next piece fits, bool (n, K), or (n, K + 1) with split actions. The name is sb3-contrib's."""
+        """Where each next piece may go, bool (n, K), or (n, K + 1) with split actions. The name is sb3-contrib's."""
         self._check_started()
         return self._states.masks().astype(bool)
 

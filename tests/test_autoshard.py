@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from shard_gym import Constraints, make_pool, simulators, suites
+from shard_gym import make_pool, simulators, suites
 from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidTask, SimulatorError, UnknownName
 from shard_gym.evaluate import Unseen, score
 from shard_gym.memory import device_bytes, table_bytes
@@ -265,8 +265,6 @@ def test_what_it_cannot_do_is_refused(tiny_task):
         replace(SMALL, actors=3)
     with pytest.raises(UnknownName, match="pooling"):
         Learner(toy_suite(), replace(SMALL, drop="colour"), 0)
-    with pytest.raises(InvalidTask, match="constraints"):
-        untrained()(replace(tiny_task, constraints=Constraints(pin=((0, 1),))), ROOFLINE)
 
     class OnlyLatency:
         id = "only-latency"

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("sb3_contrib")
 import torch
 
-from shard_gym import Constraints, Task, make_pool, simulators, suites
+from shard_gym import Task, make_pool, simulators, suites
 from shard_gym.env import ShardingEnv
 from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidTask, SimulatorError, UnknownName
 from shard_gym.evaluate import Unseen, score
@@ -312,8 +312,6 @@ def test_what_it_cannot_do_is_refused(tiny_task):
             replace(SMALL, **wrong)
     with pytest.raises(InvalidTask, match="sharpness is above 0"):
         replace(SMALL, sharpness=0.0)
-    with pytest.raises(InvalidTask, match="constraints"):
-        untrained()(replace(tiny_task, constraints=Constraints(pin=((0, 1),))), ROOFLINE)
     with pytest.raises(SimulatorError, match="slow"):
         untrained()(tiny_task, Slow())
     with pytest.raises(InvalidTask, match=r"7 measures of load.*pooling-ms has 1"):

@@ -83,8 +83,9 @@ def test_rewards_by_hand():
     roomy = one_table(memory=(2 * HALF,) * 2)
     _, rewards, info = play(split_env(roomy, reward="latency"), [SPLIT, 0, 0])
     assert (rewards[-1], info["makespan"], info["feasible"]) == (-1.0, 8.0, True)
-    for task in (one_table(), one_table(memory=(10**6,) * 2, constraints=Constraints(pin=((0, 1),)))):
-        _, rewards, info = play(split_env(task, reward="latency"), [SPLIT, 0, 0])
+    pinned = one_table(memory=(10**6,) * 2, constraints=Constraints(pin=((0, 1),)))
+    for task, actions in ((one_table(), [SPLIT, 0, 0]), (pinned, [0])):
+        _, rewards, info = play(split_env(task, reward="latency"), actions)
         assert (rewards[-1], info["feasible"]) == (-2.0, False)  # twice the bytes there are; not where it is pinned
 
 

@@ -28,7 +28,7 @@ ROOFLINE = make(DEFAULT_SIMULATOR)
 
 @st.composite
 def splittable(draw):
-    """Tasks some of whose tables may be split, some with a pin that halves may break."""
+    """Tasks some of whose tables may be split, some with a table that is pinned, and so is not."""
     task = draw(tasks())
     whole = draw(st.sets(st.integers(0, task.num_tables - 1)))
     pin = ((0, 0),) if draw(st.booleans()) else ()
@@ -123,6 +123,7 @@ class BruteForce:
         self.task, self.device, self.splits = task, [-1] * task.num_tables, []
         self.free = task.capacity.tolist()
         self.waiting = [(table, 0, table) for table in range(task.num_tables)]  # table, level, number
+        self.pinned = bool(task.constraints.pin)  # table 0 to device 0
 
     def size(self, table, level):
         one = self.task.tables.take([table])
@@ -135,11 +136,17 @@ class BruteForce:
 
     def may_split(self, table, level):
         columns = int(self.task.tables.dim[table]) >> level
-        return level < MOST_HALVINGS and columns % 8 == 0 and table not in self.task.constraints.no_split
+        kept = table in self.task.constraints.no_split or (self.pinned and table == 0)
+        return level < MOST_HALVINGS and columns % 8 == 0 and not kept
 
     def mask(self):
         table, level, _ = self.next()
-        fits = [free >= self.size(table, level) for free in self.free]
+        room = self.free.copy()
+        if self.pinned and table == 0:
+            room[1:] = [-1] * len(room[1:])
+        elif self.pinned and (0, 0, 0) in self.waiting:
+            room[0] -= self.size(0, 0)  # kept for it
+        fits = [free >= self.size(table, level) for free in room]
         may = self.may_split(table, level)
         return [*(fits if any(fits) else [not may] * len(fits)), may]
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from shard_gym import Constraints, Task, card_files, make_pool, simulators, suites
 from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidTask, MissingDependency, UnknownName
 from shard_gym.evaluate import TRACKS, Unseen, config, score
+from shard_gym.plan import violations
 
 pytest.importorskip("torch")
 
@@ -78,11 +79,11 @@ def test_shipped_weights_plan_or_say_what_does_not_fit(learner, suite, seed, roo
 
 
 @shipped
-def test_shipped_weights_refuse_constraints(learner, suite):
-    task = suites.get(suite).tasks("val")[0]
-    pinned = dataclasses.replace(task, constraints=Constraints(pin=((0, 1),)))
-    with pytest.raises(InvalidTask, match="constraints"):
-        make(learner, suite=suite)(pinned, planner_of(suite))
+def test_shipped_weights_keep_constraints(learner, suite):
+    task = draw_task(1, suites.get(suite).objective, 9.0, suites.get(suite).num_devices)
+    rules = Constraints(pin=((0, 1), (1, 0)), together=((1, 2, 3),), apart=((0, 4),))
+    task = dataclasses.replace(task, constraints=rules)
+    assert not violations(task, make(learner, suite=suite)(task, planner_of(suite)))
 
 
 def test_every_suite_has_a_family():

@@ -53,6 +53,20 @@ def test_every_kind_of_suite_to_the_bit(suite, mode):
     assert play_alike(scalar, ours, SUITES[suite] + 20) >= 3
 
 
+def drawn_rules(rng: np.random.Generator, n: int, k: int) -> Constraints:
+    """Constraints of every kind, that masks keep and policies unaware of them break."""
+    base = tuple(rng.integers(k, size=n).tolist())
+    kinds = {
+        "pin": ((0, int(rng.integers(k))),),
+        "together": ((0, n - 1),),
+        "apart": ((1, 2),),
+        "no_split": (int(rng.integers(n)),),
+    }
+    chosen = {name: value for name, value in kinds.items() if rng.random() < 0.5}
+    moves = {"base": base, "max_moves": int(rng.integers(n))} if rng.random() < 0.5 else {}
+    return Constraints(**chosen, **moves)
+
+
 @st.composite
 def banks(draw):
     """Tasks of 1..6 tables on 1..4 devices, roomy to hopeless, that differ in all that a task can."""
@@ -64,7 +78,7 @@ def banks(draw):
         rows, dim = rng.integers(1, 10_000_000, n), rng.choice([4, 8, 12, 16, 64], n)
         pool = make_pool(rows=rows, dim=dim, pooling=rng.exponential(20, n) * rng.integers(0, 2, n))
         memory = np.maximum(1, rng.uniform(0.5, 1.5, k) * rng.choice([0.3, 1.0, 1.3, 20]) * pool.weight_bytes.sum() / k)
-        apart = Constraints(apart=((0, 1),), no_split=(0,)) if n > 1 and k > 1 and i == 2 else Constraints()
+        rules = drawn_rules(rng, n, k) if i % 2 == 0 and n > 2 and k > 1 else Constraints()
         tasks.append(
             Task(
                 pool,
@@ -75,7 +89,7 @@ def banks(draw):
                 accounting=str(rng.choice(["weights", "training"])),
                 optimizer="adam",
                 splits_allowed=split_action,
-                constraints=apart,
+                constraints=rules,
             )
         )
     return Bank(tuple(tasks), split_action=split_action)

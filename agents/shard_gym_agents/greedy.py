@@ -13,11 +13,12 @@ from shard_gym.errors import UnknownName
 from shard_gym.memory import table_bytes
 from shard_gym.plan import Plan
 from shard_gym.random_plans import no_room
-from shard_gym.simulators import Simulator, single_costs
+from shard_gym.room import Rules, follow
+from shard_gym.simulators import FastSimulator, Simulator, single_costs
 from shard_gym.simulators.base import costs_with
 from shard_gym.tables import TablePool
 from shard_gym.tasks import Task
-from shard_gym_agents.solver import refuse_constraints, require_fast, require_number
+from shard_gym_agents.solver import require_fast, require_number
 
 COSTS: dict[str, Callable[[TablePool], np.ndarray]] = {
     "size": lambda t: t.weight_bytes,
@@ -30,7 +31,10 @@ COSTS: dict[str, Callable[[TablePool], np.ndarray]] = {
 
 @dataclass(frozen=True)
 class Greedy:
-    """Costliest table first, each to the device with the least cost so far that has room."""
+    """Costliest table first, each to the device with the least cost so far where it may go.
+
+    Tables that must be together count as one, in all greedies but `RoundRobin`.
+    """
 
     track: ClassVar[str] = "blind"
     deterministic: ClassVar[bool] = True
@@ -41,8 +45,9 @@ class Greedy:
             raise UnknownName("cost", self.cost, COSTS)
 
     def __call__(self, task: Task, planner: object) -> Plan:
-        refuse_constraints(task)
         cost = COSTS[self.cost](task.tables).astype(np.float64)
+        if (rules := Rules.of(task)) is not None:
+            return _least_first(task, rules.merged(cost))
         speed = task.speed
         costs, size, free = cost.tolist(), table_bytes(task).tolist(), list(task.memory)
         devices = [(0.0, d) for d in range(task.num_devices)]  # a heap of (cost so far, device)
@@ -62,15 +67,28 @@ class Greedy:
         return Plan(tuple(placement))
 
 
+def _least_first(task: Task, cost: np.ndarray) -> Plan:
+    """`Greedy` under rules, from the costs of groups in their leaders' places (N,)."""
+    load, speed = np.zeros(task.num_devices), np.array(task.speed)
+
+    def choose(table: int, legal: np.ndarray) -> int:
+        d = int(np.where(legal, load, np.inf).argmin())
+        load[d] += cost[table] / speed[d]
+        return d
+
+    return Plan(tuple(follow(task, np.argsort(-cost, kind="stable"), choose).tolist()))
+
+
 @dataclass(frozen=True)
 class RoundRobin:
-    """Tables in the order given, dealt to the devices in turn; a full device is passed over."""
+    """Tables in the order given, dealt to the devices in turn; one where a table may not go is passed over."""
 
     track: ClassVar[str] = "blind"
     deterministic: ClassVar[bool] = True
 
     def __call__(self, task: Task, planner: object) -> Plan:
-        refuse_constraints(task)
+        if Rules.of(task) is not None:
+            return _in_turn(task)
         size, free, placement = table_bytes(task).tolist(), list(task.memory), []
         turn = 0
         for t in range(task.num_tables):
@@ -86,6 +104,19 @@ class RoundRobin:
         return Plan(tuple(placement))
 
 
+def _in_turn(task: Task) -> Plan:
+    """`RoundRobin` under rules."""
+    turn = 0
+
+    def choose(table: int, legal: np.ndarray) -> int:
+        nonlocal turn
+        d = (turn + int(np.roll(legal, -turn).argmax())) % task.num_devices
+        turn = d + 1
+        return d
+
+    return Plan(tuple(follow(task, np.arange(task.num_tables), choose).tolist()))
+
+
 @dataclass(frozen=True)
 class CostGreedy:
     """Costliest table first, each to the device whose predicted multi-table cost stays lowest.
@@ -97,8 +128,9 @@ class CostGreedy:
     deterministic: ClassVar[bool] = True
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
-        refuse_constraints(task)
         planner = require_fast(planner)
+        if (rules := Rules.of(task)) is not None:
+            return _least_predicted(task, planner, rules)
         tables, size, free = planner.embed(task), table_bytes(task).tolist(), list(task.memory)
         sums = np.zeros((task.num_devices, tables.shape[1]))
         placement = [-1] * task.num_tables
@@ -115,3 +147,19 @@ class CostGreedy:
             sums[d] += tables[t]
             free[d] -= size[t]
         return Plan(tuple(placement))
+
+
+def _least_predicted(task: Task, planner: FastSimulator, rules: Rules) -> Plan:
+    """`CostGreedy` under rules."""
+    tables = rules.merged(planner.embed(task))
+    sums = np.zeros((task.num_devices, tables.shape[1]))
+
+    def choose(table: int, legal: np.ndarray) -> int:
+        cost = costs_with(task, planner, sums, tables[table])
+        require_number(cost[cost.argmin()], planner)
+        d = int(np.where(legal, cost, np.inf).argmin())
+        sums[d] += tables[table]
+        return d
+
+    order = np.argsort(-rules.merged(single_costs(planner, task)), kind="stable")
+    return Plan(tuple(follow(task, order, choose).tolist()))

@@ -13,24 +13,29 @@ from shard_gym.errors import InvalidTask
 from shard_gym.memory import device_bytes, device_sums
 from shard_gym.plan import Plan
 from shard_gym.random_plans import TRIES, first_fit_decreasing, random_placements
+from shard_gym.room import Rules
 from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.tasks import Task
-from shard_gym_agents.solver import refuse_constraints, require_number, task_rng
+from shard_gym_agents.solver import require_number, task_rng
 
 CACHED_SHARDS = 2**11  # decoded in one call
 
 
 @dataclass(frozen=True)
 class Random:
-    """A uniform placement; drawn again while a device overflows, up to 1,000 times, then first-fit-decreasing."""
+    """A uniform placement; drawn again while a device overflows, up to 1,000 times, then first-fit-decreasing.
+
+    Under constraints tables go one by one, each to a random device where it may go: see `random_placements`.
+    """
 
     track: ClassVar[str] = "blind"
     deterministic: ClassVar[bool] = False
     seed: int = 0
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
-        refuse_constraints(task)
         rng = task_rng(self.seed, task)
+        if Rules.of(task) is not None:
+            return Plan(tuple(random_placements(task, 1, rng)[0].tolist()))
         drawn, size = 0, 1
         while drawn < TRIES:
             size = min(size, TRIES - drawn)
@@ -57,7 +62,6 @@ class RandomSearch:
             raise InvalidTask(f"random search needs samples >= 1 and budget >= 0, got {self.samples}, {self.budget}")
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
-        refuse_constraints(task)
         rng = task_rng(self.seed, task)
         end = time.perf_counter() + self.budget
         best, best_makespan, left = np.empty(0, np.int64), np.inf, self.samples

@@ -11,10 +11,9 @@ from shard_gym.env import ShardingEnv
 from shard_gym.episodes import FIXED_ORDERS, Episode
 from shard_gym.nodes import Nodes
 from shard_gym.observations import WIDTH
-from shard_gym.tasks import Constraints, Task
+from shard_gym.tasks import Task
 
 ANYWHERE = np.int64(-(2**62))  # bytes of what waits at the end of a queue: fits wherever there is room or none
-_UNCONSTRAINED = Constraints()
 
 
 @dataclass
@@ -147,7 +146,7 @@ class Shelf:
         self._put_rows(slice(int(slots.start[slot]), int(slots.start[slot]) + length + 1), episode)
         slots.length[slot], slots.tables[slot] = length, task.num_tables
         slots.group[slot], slots.hash[slot] = self._group(task), task.hash
-        slots.constrained[slot] = task.constraints != _UNCONSTRAINED
+        slots.constrained[slot] = p.room is not None
         slots.capacity[slot], slots.least[slot], slots.largest[slot] = task.capacity, min(task.memory), max(task.memory)
         slots.speed[slot] = p.speed
         if self.scored:

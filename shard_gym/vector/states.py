@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
+from shard_gym.room import Room
 from shard_gym.vector.orders import Orders
 from shard_gym.vector.pieces import Pieces
 from shard_gym.vector.shelf import Shelf, widened
@@ -38,6 +41,8 @@ class States:
         self.log = np.zeros((n, 0), np.uint8 if k < 256 else np.uint16)  # action of each step
         self.orders = Orders(shelf, n) if shelf.env.order == "random" else None
         self.pieces = Pieces(shelf, n) if shelf.env.bank.split_action else None
+        self.rooms: dict[int, Room] = {}  # a placement an environment for each slot whose task has constraints
+        self.ruled = np.zeros(n, bool)  # whether the task has
         self._log = np.zeros(n, np.int64)
         self.widen()
 
@@ -66,6 +71,9 @@ class States:
             self.orders.begin(envs, slots, keys)
         if self.pieces is not None:
             self.pieces.begin(envs, slots, self.rows(envs))
+        self.ruled[envs] = False
+        if of.constrained[slots].any():
+            self._open_rooms(envs, slots)
 
     def place(self, actions: np.ndarray) -> None:
         """Do with every next piece as told. What was at its end is garbage now: begin it."""
@@ -81,6 +89,8 @@ class States:
         self.room = free[chosen] - size
         free[chosen] = self.room
         np.minimum(self.least, self.room, out=self.least)
+        if self.rooms:
+            self._fill_rooms(devices, splits)
         if self.sums is not None:
             self._add(self.shelf.rows.embedding.take(self.row, axis=0), splits)
         if pieces is None or splits is None:
@@ -106,12 +116,16 @@ class States:
         return self.position / self.length
 
     def masks(self) -> np.ndarray:
-        """Where the next piece fits, fresh int8 (n, K), or (n, K + 1) with split actions: see `ShardingEnv`."""
+        """Where the next piece may go, fresh int8 (n, K), or (n, K + 1) with split actions: see `ShardingEnv`."""
         masks = np.ones((len(self.size), self.num_devices), np.int8)
         close = np.flatnonzero(self.least < self.size)
         nowhere = close[:0]
+        if self.rooms:
+            close = np.union1d(close, np.flatnonzero(self.ruled))
         if len(close):
             fits = self.free[close] >= self.size[close, None]
+            if self.rooms:
+                self._look_into_rooms(close, fits)
             nowhere = close[~any_true(fits)]
             masks[close] = fits
             masks[nowhere] = 1
@@ -153,6 +167,31 @@ class States:
             on_device = self.log[part, None, :longest] == np.arange(k, dtype=self.log.dtype)[:, None]
             np.matmul(on_device.astype(np.float64), values, out=sums[start : start + count])
         return sums
+
+    def _open_rooms(self, envs: np.ndarray, slots: np.ndarray) -> None:
+        for slot in np.unique(slots[self.shelf.slots.constrained[slots]]).tolist():
+            task, these = self.shelf.slots.episode[slot].prepared.task, envs[slots == slot]
+            if slot not in self.rooms or self.rooms[slot].task is not task:
+                self.rooms[slot] = Room(task, len(self.slot))
+            self.rooms[slot].begin(these)
+            self.ruled[these] = True
+
+    def _fill_rooms(self, devices: np.ndarray, splits: np.ndarray | None) -> None:
+        for room, envs, table, piece in self._entering(self.ruled if splits is None else self.ruled & ~splits):
+            room.place(table, devices[envs], piece, envs)
+
+    def _look_into_rooms(self, among: np.ndarray, fits: np.ndarray) -> None:
+        """Where constraints leave room, in the rows of `fits` (c, K), which are those of `among`."""
+        for room, envs, table, piece in self._entering(self.ruled):
+            fits[np.searchsorted(among, envs)] = room.legal(table, piece, envs)
+
+    def _entering(self, chosen: np.ndarray) -> Iterator[tuple[Room, np.ndarray, np.ndarray, np.ndarray | None]]:
+        """Rooms with those environments that their next pieces are of, their tables and, of parts, their bytes."""
+        envs, rows = np.flatnonzero(chosen & ~self.over()), self.shelf.rows
+        kinds = 2 * self.slot[envs] + (rows.whole[self.row[envs]] == 0)
+        for kind in np.unique(kinds).tolist():
+            these = envs[kinds == kind]
+            yield self.rooms[kind // 2], these, rows.table[self.row[these]], self.size[these] if kind % 2 else None
 
     def _add(self, embeddings: np.ndarray, splits: np.ndarray | None) -> None:
         assert self.sums is not None

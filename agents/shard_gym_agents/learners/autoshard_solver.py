@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from shard_gym.errors import CorruptFile
 from shard_gym.memory import table_bytes
 from shard_gym.plan import Plan
-from shard_gym.random_plans import no_room
+from shard_gym.room import Room, dead_end
 from shard_gym.simulators import FastSimulator, Simulator, single_costs
 from shard_gym.tasks import Constraints, Task
 from shard_gym_agents.learners.autoshard_actors import Actor, Order, Stage
 from shard_gym_agents.learners.autoshard_costs import CostNet, OwnCosts, standardised
 from shard_gym_agents.learners.autoshard_network import STATE, TABLE, Net
 from shard_gym_agents.learners.checkpoints import load_tensors, packed, save_tensors, under
-from shard_gym_agents.solver import refuse_constraints, require_fast, require_number
+from shard_gym_agents.solver import require_fast, require_number
 
 KIND = "autoshard"
 KEPT = ("order", "suite", "planner", "seed", "updates", "config")
@@ -29,7 +29,7 @@ KEPT = ("order", "suite", "planner", "seed", "updates", "config")
 
 @dataclass(frozen=True, eq=False)
 class AutoShard:
-    """The trained policy: each table to the device of the highest score that has room, ties to the lowest index.
+    """The trained policy: each table to the device of the highest score where it may go, ties to the lowest index.
 
     `card` says what it was trained on, and the order in which it wants tables. Where it learned costs too, `costs`
     are the weights of that network, and it asks the planner nothing.
@@ -48,11 +48,10 @@ class AutoShard:
     @torch.inference_mode()
     def __call__(self, task: Task, planner: Simulator) -> Plan:
         """Plan a task."""
-        refuse_constraints(task)
         predicted = self._predicted(planner)
         asked = None if predicted is None else _Costs(task, predicted)
-        size, free = table_bytes(task), task.capacity.copy()
-        by = asked.alone if asked and self.card["order"] == "cost" else size
+        room = Room(task)
+        by = asked.alone if asked and self.card["order"] == "cost" else table_bytes(task)
         order = np.argsort(-by, kind="stable")
         shares = torch.arange(task.num_tables)[:, None] / task.num_tables
         shown = torch.cat([standardised(task, self.net.scaling.numpy())[order], shares], 1)
@@ -61,20 +60,19 @@ class AutoShard:
         placement = np.full(task.num_tables, -1)
         sums, costs = np.zeros((task.num_devices, TABLE), np.float32), np.zeros(task.num_devices, np.float32)
         for step, t in enumerate(order.tolist()):
-            room = free >= size[t]
-            if not room.any():
-                raise no_room(task, t, free)
-            d = int(np.where(room, scores(step, sums, costs), -np.inf).argmax())
+            legal = room.legal(t)[0]
+            if not legal.any():
+                raise dead_end(room, t)
+            d = int(np.where(legal, scores(step, sums, costs), -np.inf).argmax())
             placement[t] = d
             sums[d] += added[step]
-            free[d] -= size[t]
+            room.place(t, d)
             if asked:
                 asked.place(t, d, costs)
         return Plan(tuple(placement.tolist()))
 
     def samples(self, task: Task, planner: Simulator, count: int, seed: int = 0) -> np.ndarray:
         """Plans drawn from the policy, (count, N); a device that is full is taken only where all are."""
-        refuse_constraints(task)
         stage = Stage(
             tasks=(task,),
             suite=None,

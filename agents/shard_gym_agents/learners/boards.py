@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from shard_gym.errors import InfeasibleTask
 from shard_gym.memory import table_bytes
-from shard_gym.random_plans import no_room
+from shard_gym.plan import Plan, violations
+from shard_gym.room import Room, Rules, dead_end
 from shard_gym.tasks import Task
 
 ILLEGAL = -1e9  # the score of a device without room
@@ -24,7 +26,8 @@ class Board:
     """B tasks with equally many devices; those with fewer tables than the largest are padded."""
 
     features: Tensor  # (B, N, 21), standardised; zeros where padded
-    size: Tensor  # (B, N) int64 bytes of each table; 0 where padded
+    table: Tensor  # (B, N) int64 its index in its task
+    size: Tensor  # (B, N) int64 bytes; 0 where padded
     real: Tensor  # (B, N) float32: 1, or 0 where padded
     capacity: Tensor  # (B, K) int64 bytes
     slowness: Tensor  # (B, K) float32: 1 / speed
@@ -47,6 +50,7 @@ class Board:
             size[i, :n], real[i, :n] = table_bytes(task), 1
         columns = (
             features,
+            np.tile(np.arange(most), (len(tasks), 1)),
             size,
             real,
             np.stack([task.capacity for task in tasks]),
@@ -56,18 +60,18 @@ class Board:
 
     def take(self, rows: Tensor) -> Board:
         """Some of the tasks; repeats are legal."""
-        return Board(self.features[rows], self.size[rows], self.real[rows], self.capacity[rows], self.slowness[rows])
+        return Board(*(getattr(self, column.name)[rows] for column in fields(self)))
 
     def devices(self, order: Sequence[int] | np.ndarray) -> Board:
         """The same tasks with their devices in another order."""
         picked = torch.as_tensor(np.asarray(order))
-        return Board(self.features, self.size, self.real, self.capacity[:, picked], self.slowness[:, picked])
+        return replace(self, capacity=self.capacity[:, picked], slowness=self.slowness[:, picked])
 
     def in_order(self, order: Tensor) -> Board:
         """The same tasks with their tables in another order, (B, N)."""
         features = self.features.gather(1, order[..., None].expand_as(self.features))
-        size, real = self.size.gather(1, order), self.real.gather(1, order)
-        return Board(features, size, real, self.capacity, self.slowness)
+        table, size, real = (column.gather(1, order) for column in (self.table, self.size, self.real))
+        return Board(features, table, size, real, self.capacity, self.slowness)
 
     def by(self, values: Tensor) -> Tensor:
         """The order of the tables, largest of `values` (B, N) first, ties by index, padding last: (B, N)."""
@@ -114,13 +118,40 @@ def device_order(task: Task) -> np.ndarray:
     return np.lexsort((-np.array(task.speed), -task.capacity))
 
 
-def require_room(task: Task, order: np.ndarray, placement: np.ndarray) -> None:
-    """Refuse a plan that overfills a device; the error names the first table, in this order, that found no room."""
-    size, free = table_bytes(task), task.capacity.copy()
+def missed(task: Task, order: np.ndarray, placement: np.ndarray) -> InfeasibleTask | None:
+    """Why a placement cannot be used: the first table, in this order, that may go nowhere; None where it can be."""
+    if not violations(task, Plan(tuple(placement.tolist()))):
+        return None
+    room = Room(task)
     for t in order.tolist():
-        if size[t] > free[placement[t]]:
-            raise no_room(task, t, free)
-        free[placement[t]] -= size[t]
+        if not room.legal(t)[0, placement[t]]:
+            return dead_end(room, t)
+        room.place(t, placement[t])
+    raise AssertionError("every table went where it may go")
+
+
+class Ruled:
+    """Where tables of one task may go in placements side by side under its constraints.
+
+    `seen` is the order in which a policy sees the devices.
+    """
+
+    def __init__(self, task: Task, count: int, seen: np.ndarray) -> None:
+        self.room, self.seen = Room(task, count), seen
+
+    def legal(self, table: np.ndarray) -> np.ndarray:
+        """Devices that a table of each placement may go to, (B,) -> bool (B, K); all of them where none is left."""
+        found = self.room.legal(table)[:, self.seen]
+        return found | ~found.any(axis=1, keepdims=True)
+
+    def place(self, table: np.ndarray, chosen: np.ndarray) -> None:
+        """A table of each placement goes to a device, (B,) each."""
+        self.room.place(table, self.seen[chosen])
+
+
+def ruled(task: Task, count: int, seen: np.ndarray) -> Ruled | None:
+    """None where memory is all that counts: `legal` says it then."""
+    return None if Rules.of(task) is None else Ruled(task, count, seen)
 
 
 def leaning(costs: Tensor, size: Tensor, lean: float) -> Tensor:

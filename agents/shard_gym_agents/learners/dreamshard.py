@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shard_gym import simulators
-from shard_gym.errors import CorruptFile, InvalidTask
+from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidTask
 from shard_gym.plan import Plan
 from shard_gym.simulators.base import counted
 from shard_gym.suites import Suite
@@ -40,9 +40,8 @@ from shard_gym_agents.learners.ablations import known, without
 from shard_gym_agents.learners.boards import Board
 from shard_gym_agents.learners.checkpoints import load_tensors, packed, save_tensors, under, unpack
 from shard_gym_agents.learners.dreamshard_networks import CostNet, Nets
-from shard_gym_agents.learners.dreamshard_play import Played, log_policy, play, worth
+from shard_gym_agents.learners.dreamshard_play import log_policy, play, worth
 from shard_gym_agents.learners.training import episode_seeds
-from shard_gym_agents.solver import refuse_constraints
 
 
 @dataclass(frozen=True)
@@ -203,31 +202,32 @@ class DreamShard:
     nets: Nets
 
     def __call__(self, task: Task, planner: object) -> Plan:
-        seen = boards.device_order(task)
-        _, played = self._played(self._board(task).devices(seen))
-        placement = seen[boards.to_table_order(played.order, played.actions)[0].numpy()]
-        boards.require_room(task, played.order[0].numpy(), placement)
+        _, placement, why = self._placed(task, boards.device_order(task))
+        if why is not None:
+            raise why
         return Plan(tuple(placement.tolist()))
 
     def samples(self, task: Task, planner: object, count: int, seed: int = 0) -> np.ndarray:
-        """Plans drawn from the policy, (count, N), in the order of its own plan; some may not keep to memory."""
-        board = self._board(task)
-        lean, _ = self._played(board)
-        several = board.take(torch.zeros(count, dtype=torch.int64))
-        played = play(self.nets, several, lean, torch.Generator().manual_seed(seed))
+        """Plans drawn from the policy, (count, N), in the order of its own plan; some may not be feasible."""
+        seen = np.arange(task.num_devices)
+        lean, *_ = self._placed(task, seen)
+        several = self._board(task).take(torch.zeros(count, dtype=torch.int64))
+        generator = torch.Generator().manual_seed(seed)
+        played = play(self.nets, several, lean, generator, boards.ruled(task, count, seen))
         return boards.to_table_order(played.order, played.actions).numpy()
 
     def _board(self, task: Task) -> Board:
-        refuse_constraints(task)
         return Board.of([task], self.nets.scaling.numpy(), limits=self.nets.limits.numpy())
 
-    def _played(self, board: Board) -> tuple[float, Played]:
-        """The best plan in the first order without a dead end, or in the last one."""
+    def _placed(self, task: Task, seen: np.ndarray) -> tuple[float, np.ndarray, InfeasibleTask | None]:
+        """The best placement in the first order without a dead end, else in the last one, and what that one missed."""
+        board = self._board(task).devices(seen)
         for lean in boards.LEANS:
-            played = play(self.nets, board, lean, None)
-            if (played.free >= 0).all():
+            played = play(self.nets, board, lean, None, boards.ruled(task, 1, seen))
+            placement = seen[boards.to_table_order(played.order, played.actions)[0].numpy()]
+            if (why := boards.missed(task, played.order[0].numpy(), placement)) is None:
                 break
-        return lean, played
+        return lean, placement, why
 
     def save(self, path: str | Path, **card: Any) -> None:
         """A safetensors file with a card."""

@@ -13,7 +13,7 @@ from shard_gym.memory import table_bytes
 from shard_gym.simulators import FastSimulator, single_costs
 from shard_gym.tasks import Task
 from shard_gym.vector.shelf import decoded_alike
-from shard_gym_agents.learners.boards import device_order, leaning, standardised
+from shard_gym_agents.learners.boards import device_order, leaning, ruled, standardised
 from shard_gym_agents.solver import require_number
 
 LOUD = 10.0  # what differences between devices are multiplied with: nearly full ones are close to one another
@@ -105,6 +105,7 @@ class Devices:
         self.sums = np.zeros((*self.free.shape, costed.tables.shape[2]))
         self.cost, self.next_cost = np.zeros((2, *self.free.shape))  # ms, now and with the next table
         self.shown = device_order(self.task)
+        self.rules = ruled(self.task, len(self.free), self.shown)  # of the one task there is, if it has constraints
         self.rows, self.own = np.arange(len(self.free)), np.eye(self.free.shape[1], dtype=bool)
 
     def costs_with(self, step: int) -> np.ndarray:
@@ -147,11 +148,15 @@ class Devices:
         seen[..., 13] = size / np.maximum(np.maximum(free, size), 1)
         total = np.add.reduce(free, axis=1, keepdims=True) - size
         seen[..., 14] = np.minimum(to_come / np.maximum(total, 1), 2)
+        if self.rules is not None:
+            return seen, self.rules.legal(c.order[:, step])
         return seen, fits | ~fits.any(axis=1, keepdims=True)
 
     def place(self, step: int, chosen: np.ndarray) -> None:
         """The tables that were looked at go to these devices, (B,)."""
         device = self.shown[chosen]
+        if self.rules is not None:
+            self.rules.place(self.costed.order[:, step], chosen)
         self.sums[self.rows, device] += self.costed.tables[:, step]
         self.free[self.rows, device] -= self.costed.size[:, step]
         self.cost[self.rows, device] = self.next_cost[self.rows, device]

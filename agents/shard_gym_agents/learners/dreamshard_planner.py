@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shard_gym import simulators
-from shard_gym.errors import CorruptFile, InvalidTask
+from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidTask
 from shard_gym.plan import Plan
 from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.simulators.base import Counted
@@ -34,7 +34,7 @@ from shard_gym_agents.learners.checkpoints import load_tensors, packed, save_ten
 from shard_gym_agents.learners.dreamshard_costed import EXCESS, FEATURES, Costed, Devices
 from shard_gym_agents.learners.dreamshard_networks import mlp
 from shard_gym_agents.learners.training import episode_seeds
-from shard_gym_agents.solver import refuse_constraints, require_fast
+from shard_gym_agents.solver import require_fast
 
 WIDTH = 64
 SHARP = 20.0  # what weighted sums are multiplied with: sampled plans are then about as good as the best
@@ -204,34 +204,33 @@ class Learner:
 
 @dataclass(frozen=True, eq=False)
 class DreamShardPlanner:
-    """Each table to the device of the highest score that has room, as the planner's costs and the policy have it."""
+    """Each table to the device of the highest score where it may go, as the planner's costs and the policy have it."""
 
     track: ClassVar[str] = "search"
     deterministic: ClassVar[bool] = True
     net: Net
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
-        costed, played = self._played(task, require_fast(planner))
-        placement = played.placements()[0]
-        boards.require_room(task, costed.order[0], placement)
+        _, placement, why = self._placed(task, require_fast(planner))
+        if why is not None:
+            raise why
         return Plan(tuple(placement.tolist()))
 
     def samples(self, task: Task, planner: Simulator, count: int, seed: int = 0) -> np.ndarray:
-        """Plans drawn from the policy, (count, N), in the order of its own plan; some may not keep to memory."""
+        """Plans drawn from the policy, (count, N), in the order of its own plan; some may not be feasible."""
         planner, generator = require_fast(planner), torch.Generator().manual_seed(seed)
-        costed, _ = self._played(task, planner)
+        costed, *_ = self._placed(task, planner)
         costed = costed.take(np.zeros(count, np.int64))
         return play(self.net, costed, planner, generator).placements()
 
-    def _played(self, task: Task, planner: FastSimulator) -> tuple[Costed, Played]:
-        """The best plan in the first order without a dead end, or in the last one."""
-        refuse_constraints(task)
+    def _placed(self, task: Task, planner: FastSimulator) -> tuple[Costed, np.ndarray, InfeasibleTask | None]:
+        """The best placement in the first order without a dead end, else in the last one, and what that one missed."""
         for lean in boards.LEANS:
             costed = Costed.of([task], planner, self.net.scaling.numpy(), np.array([lean]))
-            played = play(self.net, costed, planner, None)
-            if (played.devices.free >= 0).all():
+            placement = play(self.net, costed, planner, None).placements()[0]
+            if (why := boards.missed(task, costed.order[0], placement)) is None:
                 break
-        return costed, played
+        return costed, placement, why
 
     def save(self, path: str | Path, **card: Any) -> None:
         """A safetensors file with a card."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shard_gym_agents.learners import boards
-from shard_gym_agents.learners.boards import Board
+from shard_gym_agents.learners.boards import Board, Ruled
 from shard_gym_agents.learners.dreamshard_networks import CostNet, Nets, PolicyNet, composed
 
 
@@ -27,7 +27,9 @@ class Played:
 
 
 @torch.no_grad()
-def play(nets: Nets, board: Board, lean: float, generator: torch.Generator | None) -> Played:
+def play(
+    nets: Nets, board: Board, lean: float, generator: torch.Generator | None, rules: Ruled | None = None
+) -> Played:
     """Place all tables, costliest first by the cost network if `lean` is 0; devices are drawn, or the best.
 
     Sums are kept behind the heads' first layer, which is linear, and so is not asked again at each step.
@@ -42,11 +44,13 @@ def play(nets: Nets, board: Board, lean: float, generator: torch.Generator | Non
     scale, last = cost.scale(board.slowness), cost.last_layer()
     free, sums = board.capacity, cost.heads.bias.expand(*board.capacity.shape, -1).clone()
     shown, actions, phases, legal = torch.zeros(*free.shape, 32, device=free.device), [], [], []
-    for work, table, size in zip(hidden, seen, board.size.unbind(1), strict=True):
+    for work, table, size, index in zip(hidden, seen, board.size.unbind(1), board.table.unbind(1), strict=True):
         phases.append(cost.read(sums + work, last) * scale)
-        legal.append(boards.legal(size, free))
+        legal.append(boards.legal(size, free) if rules is None else torch.from_numpy(rules.legal(index.numpy())))
         scores = nets.policy(shown + table, phases[-1]).masked_fill(~legal[-1], boards.ILLEGAL)
         actions.append(boards.choose(scores, generator))
+        if rules is not None:
+            rules.place(index.numpy(), actions[-1].numpy())
         taken = actions[-1][:, None] == devices
         free = free - taken * size[:, None]
         share = taken[..., None].to(work.dtype)

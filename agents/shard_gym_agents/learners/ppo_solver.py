@@ -15,7 +15,7 @@ from shard_gym.episodes import FIXED_ORDERS, Episode, Prepared
 from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidTask
 from shard_gym.memory import table_bytes
 from shard_gym.plan import Plan
-from shard_gym.random_plans import no_room
+from shard_gym.room import Room, dead_end
 from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.simulators.base import costs_with
 from shard_gym.tables import FEATURES
@@ -23,7 +23,7 @@ from shard_gym.tasks import Task
 from shard_gym_agents.learners import boards
 from shard_gym_agents.learners.checkpoints import load_tensors, save_tensors
 from shard_gym_agents.learners.ppo_network import DeviceNet, TableNet
-from shard_gym_agents.solver import refuse_constraints, require_fast, require_number, task_rng
+from shard_gym_agents.solver import require_fast, require_number, task_rng
 from shard_gym_agents.trained import read_card
 
 TABLE = "ppo-table"  # the kind of file of a `TablePolicy`; that of a `DevicePolicy` is who trained it
@@ -32,7 +32,7 @@ CARD = ("order", "suite", "planner", "seed", "config")  # what a card tells
 
 @dataclass(frozen=True, eq=False)
 class DevicePolicy:
-    """Each table to the device that the network likes best and that has room; it sees the planner's costs.
+    """Each table to the device that the network likes best of those where it may go; it sees the planner's costs.
 
     Tables come in the order of training, and by size where that runs into a dead end. `card` says what it was
     trained on.
@@ -61,7 +61,6 @@ class DevicePolicy:
 
     def _played(self, task: Task, planner: Simulator, n: int, generator: torch.Generator | None) -> Game:
         """Episodes, in the order that fewer dead ends: the one of training, then by size."""
-        refuse_constraints(task)
         fast, scaling = require_fast(planner), self.net.scaling.numpy()
         prepared = Bank((task,), (scaling[0], scaling[1])).prepared(task, fast)
         require_number(float(prepared.alone.sum()), fast)
@@ -108,7 +107,7 @@ class Game:
         p = episode.prepared
         assert p.embedding is not None
         self.episode, self.planner, self.task = episode, planner, p.task
-        self.free = np.tile(p.task.capacity, (n, 1))
+        self.free, self.room = np.tile(p.task.capacity, (n, 1)), Room(p.task, n)
         self.sums = np.zeros((n, p.task.num_devices, p.embedding.shape[1]))
         self.cost = self._costs()
         self.actions = np.zeros((n, len(episode.order)), np.int64)
@@ -120,10 +119,10 @@ class Game:
         """Place all tables; what is drawn, or the best. Where a table has no room its episode is dead."""
         with torch.inference_mode():
             for step, table in enumerate(self.episode.order.tolist()):
-                room = self.free >= self.episode.prepared.sizes[table]
+                room = self.room.legal(table)
                 fits = room.any(axis=1)
                 if not (self.alive & fits).any():
-                    self.stuck = no_room(self.task, table, self.free[int(self.alive.argmax())])
+                    self.stuck = dead_end(self.room, table, int(self.alive.argmax()))
                     self.alive[:] = False
                     return
                 self.alive &= fits
@@ -156,6 +155,7 @@ class Game:
         each = np.arange(len(devices))
         self.actions[:, step] = devices
         self.free[each, devices] -= self.episode.prepared.sizes[self.episode.order[step]]
+        self.room.place(self.episode.order[step], devices)
         self.sums[each, devices] += self._table(step)[0]
         self.cost = self._costs()
 
@@ -177,7 +177,7 @@ class Game:
 
 @dataclass(frozen=True, eq=False)
 class TablePolicy:
-    """Each table to the device that a network likes best and that has room; the network sees tables only.
+    """Each table to the device that a network likes best of those where it may go; it sees tables only.
 
     It has one output a device: it cannot serve another number of devices, and it matters how they are numbered.
     """
@@ -190,17 +190,16 @@ class TablePolicy:
     @torch.inference_mode()
     def __call__(self, task: Task, planner: object) -> Plan:
         """Plan a task."""
-        refuse_constraints(task)
         if task.num_devices != (known := self.net.num_devices):
             raise InvalidTask(f"this network was trained for {known} devices and cannot serve {task.num_devices}")
-        size, free = table_bytes(task), task.capacity.copy()
-        order, placement = np.argsort(-size, kind="stable"), [-1] * task.num_tables
+        room, placement = Room(task), [-1] * task.num_tables
+        order = np.argsort(-table_bytes(task), kind="stable")
         for t, scores in zip(order.tolist(), self.net(self._rows(task, order)).numpy(), strict=True):
-            room = free >= size[t]
-            if not room.any():
-                raise no_room(task, t, free)
-            placement[t] = d = int(np.where(room, scores, -np.inf).argmax())
-            free[d] -= size[t]
+            legal = room.legal(t)[0]
+            if not legal.any():
+                raise dead_end(room, t)
+            placement[t] = d = int(np.where(legal, scores, -np.inf).argmax())
+            room.place(t, d)
         return Plan(tuple(placement))
 
     def _rows(self, task: Task, order: np.ndarray) -> Tensor:

@@ -29,11 +29,10 @@ from shard_gym.suites import Suite
 from shard_gym.tables import FEATURES
 from shard_gym.tasks import Task
 from shard_gym_agents.learners import boards
-from shard_gym_agents.learners.boards import Board
+from shard_gym_agents.learners.boards import Board, Ruled
 from shard_gym_agents.learners.checkpoints import load_tensors, packed, save_tensors, unpack
 from shard_gym_agents.learners.dreamshard_networks import mlp
 from shard_gym_agents.learners.training import episode_seeds
-from shard_gym_agents.solver import refuse_constraints
 
 
 @dataclass(frozen=True)
@@ -89,20 +88,23 @@ class Played:
 
 
 @torch.no_grad()
-def play(net: Net, board: Board, generator: torch.Generator | None) -> Played:
+def play(net: Net, board: Board, generator: torch.Generator | None, rules: Ruled | None = None) -> Played:
     """Place all tables in the board's order; devices are drawn, or the best."""
     devices, free = torch.arange(net.num_devices, device=board.size.device), board.capacity
     before, carried = torch.full_like(free[:, 0], net.num_devices), None
     actions, legal, answers = [], [], []
-    for table, size in zip(net.table(board.features).unbind(1), board.size.unbind(1), strict=True):
-        state, carried = net.lstm((table + net.before(before))[:, None], carried)
+    columns = (net.table(board.features), board.table, board.size)
+    for shown, table, size in zip(*(column.unbind(1) for column in columns), strict=True):
+        state, carried = net.lstm((shown + net.before(before))[:, None], carried)
         answers.append(net.answers(state))
         keys, values = torch.cat(answers, 1).chunk(2, dim=-1)
         seen = F.scaled_dot_product_attention(net.asks(state), keys, values)
-        legal.append(boards.legal(size, free))
+        legal.append(boards.legal(size, free) if rules is None else torch.from_numpy(rules.legal(table.numpy())))
         score = net.head(torch.cat([state, seen], -1))[:, 0].masked_fill(~legal[-1], boards.ILLEGAL)
         before = boards.choose(score, generator)
         actions.append(before)
+        if rules is not None:
+            rules.place(table.numpy(), before.numpy())
         free = free - (before[:, None] == devices) * size[:, None]
     return Played(torch.stack(actions, 1), torch.stack(legal, 1), free)
 
@@ -176,7 +178,7 @@ class Learner:
 
 @dataclass(frozen=True, eq=False)
 class Rnn:
-    """Tables largest first, each to the device that the network likes best and that has room."""
+    """Tables largest first, each to the device that the network likes best of those where it may go."""
 
     track: ClassVar[str] = "blind"
     deterministic: ClassVar[bool] = True
@@ -184,14 +186,15 @@ class Rnn:
 
     @torch.inference_mode()
     def __call__(self, task: Task, planner: object) -> Plan:
-        refuse_constraints(task)
         if task.num_devices != (known := self.net.num_devices):
             raise InvalidTask(f"this network was trained for {known} devices and cannot serve {task.num_devices}")
         board = Board.of([task], self.net.scaling.numpy())
         order = board.by(board.size.double())
         board = board.in_order(order)
-        placement = boards.to_table_order(order, play(self.net, board, None).actions)[0].numpy()
-        boards.require_room(task, order[0].numpy(), placement)
+        played = play(self.net, board, None, boards.ruled(task, 1, np.arange(known)))
+        placement = boards.to_table_order(order, played.actions)[0].numpy()
+        if (why := boards.missed(task, order[0].numpy(), placement)) is not None:
+            raise why
         return Plan(tuple(placement.tolist()))
 
     def save(self, path: str | Path, **card: Any) -> None:
