@@ -36,6 +36,7 @@ TIME_LIMIT = 60.0  # seconds a task
 BUDGET = 0.1  # seconds that a search may use on a task
 SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0}
 DECISIVE = ("agents", "agent", "seeds", "simulator", "budget", "time_limit", "split", "tasks", "retrain")
+NO_ROW = {"reshard"}  # where nobody names it: these tasks have no plan in use, and without one it is auto
 ABSENT = {"missing", "unknown"}  # what a worker says of an agent that needs more than is installed, or training
 INTERRUPTED = 130  # exit code, as shells have it
 
@@ -168,6 +169,8 @@ def _jobs(options: argparse.Namespace) -> list[Job]:
 
 def _able(agent: str, key: str, simulator: str | None) -> bool:
     """Whether an agent has a row where nobody names it: a learner needs weights that serve the suite."""
+    if agent in NO_ROW:
+        return False
     if agent not in LEARNERS:
         return True
     try:

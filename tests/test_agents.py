@@ -16,7 +16,7 @@ from shard_gym_agents.greedy import COSTS
 from shard_gym_agents.learners import LEARNERS
 
 SIMULATOR = simulators.make("roofline:rtx2080ti-x4-v1")
-FAST = {key: {"budget": 0.02} for key in ("local-search", "beam", "auto", "milp")}
+FAST = {key: {"budget": 0.02} for key in ("local-search", "beam", "auto", "milp", "reshard")}
 FAST["random-search"] = {"samples": 50}
 NAMES = [name for name in shard_gym_agents.names() if name not in LEARNERS]  # for those, see test_trained
 GREEDY = [name for name in NAMES if name.endswith("-greedy")]

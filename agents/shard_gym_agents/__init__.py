@@ -40,6 +40,8 @@ AGENTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "neuroshard": ("shard_gym_agents.neuroshard:NeuroShard", {}),
     "auto": ("shard_gym_agents.auto:Auto", {}),
     "milp": ("shard_gym_agents.exact:Milp", {}),
+    "reshard": ("shard_gym_agents.reshard:Reshard", {}),
+    "torchrec-planner": ("shard_gym_agents.torchrec_planner:TorchRecPlanner", {}),
     **{name: ("shard_gym_agents.trained:Trained", {"learner": name}) for name in LEARNERS},
 }
 

@@ -1,4 +1,4 @@
-"""The `shard-gym` command: list suites and agents, solve a task, score a plan, replay results, measure, fit."""
+"""The `shard-gym` command: list suites and agents, solve a task, score and compare plans, replay results, and more."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +19,13 @@ from shard_gym import make_task, simulators, suites
 from shard_gym.errors import CorruptFile, InvalidTask, ShardGymError
 from shard_gym.evaluate import describe, replay, score
 from shard_gym.memory import device_bytes
+from shard_gym.moves import delta
 from shard_gym.plan import Plan
 from shard_gym.simulators import Simulator
 from shard_gym.tables import GB
 from shard_gym.tasks import OBJECTIVES, OPTIMIZERS, Task
+from shard_gym_agents.cli_plans import Line, add_constraints, constrained, delta_json, delta_report, repaid
+from shard_gym_agents.reshard import Reshard
 from shard_gym_agents.trained import shipped
 
 # Subcommands with command lines of their own: module, which has a main(arguments) -> exit code, and what for.
@@ -29,8 +33,12 @@ OTHERS = {
     "measure": ("shard_gym.simulators.measure", "measure shards on this machine (needs torch and FBGEMM)"),
     "fit": ("shard_gym.cost_models.fit", "fit a cost network to measurements (needs torch)"),
     "train": ("shard_gym_agents.learners.train_cli", "train a learner on a suite (needs torch)"),
+    "profile": ("shard_gym.bridge.profile_cli", "tables from a log: CSV or Parquet (needs pyarrow)"),
+    "flex": ("shard_gym_agents.flex_cli", "rows of sequence tables in tiers, by FlexShard"),
+    "stats": ("shard_gym_agents.stats_cli", "what a plan does on each rank and why, as TorchRec reports it"),
 }
 SIMULATOR = "roofline:rtx2080ti-x4-v1"  # of tasks that belong to no suite
+SETTINGS = ("seed", "budget", "calls", "headroom", "checkpoint", "horizon", "bandwidth_gb_s")  # of agents, as flags
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ShardGymError, OSError) as error:
         print(f"shard-gym: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
@@ -86,22 +96,54 @@ def list_agents(options: argparse.Namespace) -> None:
 
 def solve(options: argparse.Namespace) -> None:
     """Let an agent plan a task, and tell what the plan is worth."""
-    task, planner, judge = _task(options)
-    asked = ("seed", "budget", "checkpoint")
-    given = {name: getattr(options, name) for name in asked if getattr(options, name) is not None}
-    with _third_party(options.agent, options.verbose):
-        if options.suite and "suite" in shard_gym_agents.options(options.agent):
-            given["suite"] = options.suite
-        plan = shard_gym_agents.make(options.agent, **given)(task, planner)
+    task, planner, judge = _constrained_task(options)
+    plan = _solved(options, task, planner)
     print(report(task, plan, judge))
+
+
+def reshard(options: argparse.Namespace) -> None:
+    """Change the plan in use where that pays, and tell what has to move."""
+    task, planner, judge = _constrained_task(options)
+    if not task.constraints.base:
+        raise InvalidTask("reshard starts from the plan in use: give --base PLAN.json, or base in --constraints")
+    plan, base = _solved(options, task, planner), Plan(task.constraints.base)
+    moves, scores = delta(task, base, plan), [score(task, p, judge) for p in (base, plan)]
+    print(report(task, plan, judge), delta_report(task, moves, scores), sep="\n\n")
+    print(repaid(moves, scores, options.bandwidth_gb_s))
+
+
+def _solved(options: argparse.Namespace, task: Task, planner: Simulator) -> Plan:
+    """What the agent plans; kept in a file if that is wanted."""
+    given = {name: value for name in SETTINGS if (value := getattr(options, name, None)) is not None}
+    with _third_party(options.agent, options.verbose):
+        known = shard_gym_agents.options(options.agent)
+        if options.suite and "suite" in known:
+            given["suite"] = options.suite
+        line = Line(sys.stderr.isatty() if options.progress is None else options.progress, options.budget)
+        if "progress" in known:  # with it, Ctrl-C makes a search return the best plan so far
+            given["progress"] = line
+        try:
+            plan = shard_gym_agents.make(options.agent, **given)(task, planner)
+        finally:
+            line.end()
     if options.out:
         plan.save(options.out)
+    return plan
 
 
 def score_plan(options: argparse.Namespace) -> None:
     """Tell what a stored plan is worth."""
-    task, _, judge = _task(options)
+    task, _, judge = _constrained_task(options)
     print(report(task, Plan.load(options.plan), judge))
+
+
+def diff(options: argparse.Namespace) -> None:
+    """Tell what moves from one stored plan to another, and what both are worth."""
+    task, _, judge = _task(options)
+    old, new = Plan.load(options.old), Plan.load(options.new)
+    scores = [score(task, plan, judge) for plan in (old, new)]
+    moves = delta(task, old, new)
+    print(delta_json(moves, scores) if options.json else delta_report(task, moves, scores))
 
 
 def replay_results(options: argparse.Namespace) -> None:
@@ -137,6 +179,11 @@ def _third_party(agent: str, verbose: bool) -> Iterator[None]:
         if verbose:
             traceback.print_exc()
         raise ShardGymError(f"{agent} failed: {describe(error)}") from error
+
+
+def _constrained_task(options: argparse.Namespace) -> tuple[Task, Simulator, Simulator]:
+    task, planner, judge = _task(options)
+    return constrained(task, options), planner, judge
 
 
 def _task(options: argparse.Namespace) -> tuple[Task, Simulator, Simulator]:
@@ -177,25 +224,56 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     commands.add_parser("suites", help="list the suites").set_defaults(run=list_suites)
     commands.add_parser("agents", help="list the agents").set_defaults(run=list_agents)
-    command = commands.add_parser("solve", help="plan a task")
-    _add_task(command)
-    command.add_argument("--agent", required=True, help="a name from `shard-gym agents`, or module:Class")
-    command.add_argument("--seed", type=int)
-    command.add_argument("--budget", type=float, metavar="SECONDS")
-    command.add_argument("--checkpoint", metavar="PATH", help="a trained policy of yours, or the folder of its run")
-    command.add_argument("--out", type=Path, metavar="FILE", help="where to keep the plan, as JSON")
-    command.add_argument("--verbose", action="store_true", help="show the traceback of an agent that fails")
-    command.set_defaults(run=solve)
+    _add_solvers(commands)
     command = commands.add_parser("score", help="tell what a plan is worth")
     _add_task(command)
+    add_constraints(command)
     command.add_argument("--plan", required=True, metavar="FILE")
     command.set_defaults(run=score_plan)
+    command = commands.add_parser("diff", help="tell what moves from one plan to another")
+    command.add_argument("old", metavar="OLD")
+    command.add_argument("new", metavar="NEW")
+    _add_task(command)
+    command.add_argument("--json", action="store_true")
+    command.set_defaults(run=diff)
     command = commands.add_parser("replay", help="score stored results again; refuses what comes out otherwise")
     command.add_argument("results", metavar="RESULTS.jsonl")
     command.set_defaults(run=replay_results)
     for name, (_, what) in OTHERS.items():
         commands.add_parser(name, help=what, add_help=False)
     return parser
+
+
+def _add_solvers(commands: Any) -> None:
+    command = commands.add_parser("solve", help="plan a task")
+    _add_task(command)
+    command.add_argument("--agent", required=True, help="a name from `shard-gym agents`, or module:Class")
+    _add_solver(command)
+    command.add_argument("--headroom", type=float, metavar="SHARE", help="of each device's memory, to keep free")
+    command.add_argument("--checkpoint", metavar="PATH", help="a trained policy of yours, or the folder of its run")
+    command.set_defaults(run=solve)
+    command = commands.add_parser("reshard", help="change the plan in use (--base) where that pays")
+    _add_task(command)
+    _add_solver(command)
+    command.add_argument(
+        "--horizon", type=float, default=Reshard.horizon, metavar="STEPS", help="that the plan is used for"
+    )
+    command.add_argument(
+        "--bandwidth-gb-s", type=float, default=Reshard.bandwidth_gb_s, metavar="GB/S", help="of a device, 1e9 bytes"
+    )
+    command.set_defaults(run=reshard, agent="reshard")
+
+
+def _add_solver(command: argparse.ArgumentParser) -> None:
+    add_constraints(command)
+    command.add_argument("--seed", type=int)
+    command.add_argument("--budget", type=float, metavar="SECONDS")
+    command.add_argument("--calls", type=int, metavar="N", help="plans asked of the planner, instead of seconds")
+    command.add_argument("--out", type=Path, metavar="FILE", help="where to keep the plan, as JSON")
+    command.add_argument(
+        "--progress", action=argparse.BooleanOptionalAction, help="show the best so far; default: on a terminal"
+    )
+    command.add_argument("--verbose", action="store_true", help="show the traceback of an agent that fails")
 
 
 def _add_task(command: argparse.ArgumentParser) -> None:
