@@ -19,7 +19,7 @@ from shard_gym.plan import violations
 from shard_gym.simulators.base import counted
 from shard_gym_agents import make
 from shard_gym_agents.exact import Milp, decide
-from shard_gym_agents.exact_models import Program, alike_devices, heaviest_first, renumbered
+from shard_gym_agents.exact_models import Program, alike_devices
 from tests.env_helpers import PoolingMs
 from tests.test_bounds import WIRES, drawn_task
 
@@ -66,8 +66,8 @@ def test_a_roofline_program_is_worth_what_the_simulator_says(links, speed):
     placement = np.array([0, 1, 2, 3, 4, 0, 3])
     pins = Constraints(pin=tuple(enumerate(placement.tolist())))
     task = Task(tables, (10**9,) * 5, "iteration", speed=speed, links=links, constraints=pins)
-    answer = Program.of(task, ROOFLINE).model(task, busy=True).solve(5.0, gap=0.0)
-    assert answer.placement.tolist() == placement.tolist()
+    answer = Program.of(task, ROOFLINE).model(busy=True).solve(5.0, gap=0.0)
+    assert list(answer.plan.device) == placement.tolist()
     assert answer.value == pytest.approx(score(task, Plan(tuple(placement)), ROOFLINE).makespan, rel=1e-6)
 
 
@@ -158,9 +158,10 @@ def test_devices_are_renumbered_among_their_like_only():
     task = Task(tables, (10**6, 2 * 10**6, 10**6, 2 * 10**6), speed=(1, 1, 1, 1))
     alike = alike_devices(task, None)
     assert alike == [[0, 2], [1, 3]]
-    order = heaviest_first(Program.of(task, ROOFLINE).phases)
-    assert order.tolist() == [4, 1, 2, 3, 0]
-    assert renumbered(np.array([0, 3, 0, 1, 2]), alike, order).tolist() == [2, 1, 2, 3, 0]
+    program = Program.of(task, ROOFLINE)
+    assert program.order.tolist() == [4, 1, 2, 3, 0]
+    counts = program.start(program.model(busy=False), Plan((0, 3, 0, 1, 2)))
+    assert counts.argmax(axis=1).tolist() == [2, 1, 2, 3, 0]
     assert alike_devices(replace(task, memory=(10**6,) * 4), Links(port=1.0, group=2)) == [[0, 1], [2, 3]]
 
 
@@ -230,10 +231,3 @@ def test_too_little_time_is_no_verdict():
     task = sizes(*kilobytes.tolist(), memory=(int(kilobytes.sum() // 10) + 1,) * 10)
     verdict = decide(task, 0.01)
     assert verdict.feasible is None and "not decided within 0.01 s" in verdict.reason
-
-
-def test_plans_with_splits_are_not_ruled_out():
-    task = sizes(7, 7, 3, 3, 3, memory=(9, 9, 6), splits_allowed=True)
-    wide = replace(task, tables=task.tables.with_(dim=np.full(5, 8, np.int32)), memory=(18_000, 18_000, 12_000))
-    verdict = decide(wide, 5.0)
-    assert verdict.feasible is None and "splits were not searched" in verdict.reason

@@ -14,13 +14,14 @@ from shard_gym.bounds_phases import Share, additive_shares, costs_alone, pieces_
 from shard_gym.cost_models.networks import Ours
 from shard_gym.links import Links
 from shard_gym.memory import table_bytes
+from shard_gym.nodes import Nodes, halvings
+from shard_gym.plan import Plan
 from shard_gym.simulators import FastSimulator
 from shard_gym.simulators.learned import Learned
 from shard_gym.simulators.roofline import Roofline
 from shard_gym.tasks import Constraints, Task
-from shard_gym_agents.milp import INFINITY, Model
+from shard_gym_agents.milp import INFINITY, LARGE, Model
 
-LARGE = 20_000  # tables times devices
 MEGABYTE = 1e6  # the solver allows rows to be off by a millionth: of this, a byte
 
 
@@ -28,7 +29,7 @@ MEGABYTE = 1e6  # the solver allows rows to be off by a millionth: of this, a by
 class Phase:
     """A device's ms in one phase are at least each of these sums over its tables, plus a constant; speed 1."""
 
-    weights: np.ndarray  # (J, N)
+    weights: np.ndarray  # (J, M), of one piece of each node
     constant: float = 0.0  # of a device that is not empty
     share: Share | None = None  # what makes a bound of these sums one on the cost, where the sums alone do not
 
@@ -37,6 +38,7 @@ class Phase:
 class Program:
     """What is minimised: the sum of the longest times of some phases, the last one with two all-to-alls."""
 
+    nodes: Nodes  # the pieces that are placed
     phases: Sequence[Phase]
     links: Links | None = None
     batch: int = 0
@@ -44,46 +46,71 @@ class Program:
 
     @classmethod
     def of(cls, task: Task, planner: FastSimulator) -> Program:
-        """That of a planner: the roofline itself, the weights of a learned one's bound, or costs beside the mean."""
+        """That of a planner: the roofline itself, the weights of a learned one's bound, or costs beside the mean.
+
+        Only the roofline's splits tables, where the task allows it and it is not too LARGE then.
+        """
         names = ["both"] if task.objective == "kernel" else ["forward", "backward"]
-        unsplit = replace(task, splits_allowed=False)
+        tables = Nodes.of(task, split_action=False)
         if isinstance(planner, Roofline):
-            pieces = pieces_of(unsplit, planner)
+            halved = Nodes.of(task, split_action=True)
+            nodes = halved if len(halved) * task.num_devices <= LARGE else tables
+            pieces = pieces_of(replace(nodes.pieces, splits_allowed=False), planner)
             each = [list(additive_shares(planner, pieces, name)) for name in names]
             phases = [Phase(np.stack([s.weights for s in shares]), shares[0].least(0.0)) for shares in each]
             links = task.links or planner.hardware.links
-            return cls(phases, None if task.objective == "kernel" else links, task.batch, exact=True)
+            return cls(nodes, phases, None if task.objective == "kernel" else links, task.batch, exact=True)
         if isinstance(planner, Learned) and isinstance(planner.network, Ours):
+            unsplit = replace(task, splits_allowed=False)
             pieces = pieces_of(unsplit, planner)
             forward, backward = costs_alone(unsplit, planner, pieces.embedding)
             alone = {"forward": forward, "backward": backward, "both": forward + backward}
             shares = [next(network_shares(planner, pieces, alone[n], n, task.num_devices)) for n in names]
             links = task.links or planner.links
             phases = [Phase(share.weights[None], share=share) for share in shares]
-            return cls(phases, None if task.objective == "kernel" else links, planner.batch)
-        return cls([Phase(weights[None]) for weights in _beside_the_mean(unsplit, planner)])
+            return cls(tables, phases, None if task.objective == "kernel" else links, planner.batch)
+        return cls(tables, [Phase(weights[None]) for weights in _beside_the_mean(task, planner)])
+
+    @property
+    def has_all_plans(self) -> bool:
+        """Whether the program's plans are all that the task allows, of at most 8 pieces a table."""
+        return len(self.nodes) > self.nodes.task.num_tables or not halvings(self.nodes.task).any()
+
+    @property
+    def words(self) -> str:
+        """What is placed."""
+        if len(self.nodes) > self.nodes.task.num_tables:
+            return "tables in at most 8 pieces"
+        return "whole tables" if self.has_all_plans else "whole tables; the bound on plans with splits is not its own"
+
+    @property
+    def order(self) -> np.ndarray:
+        """Tables in the order that devices are numbered by, the heaviest first."""
+        weights = np.sum([phase.weights[0] for phase in self.phases], axis=0)
+        return np.argsort(-weights[self.nodes.whole], kind="stable")
 
     @property
     def has_constants(self) -> bool:
         """Whether a device that is not empty pays something for that."""
         return any(phase.constant > 0 for phase in self.phases)
 
-    def certified(self, task: Task, bound: float) -> float:
-        """The makespan that no plan without splits is below, if the program's value is `bound` at least; 0: unknown."""
+    def certified(self, bound: float) -> float:
+        """The makespan that none of the program's plans is below, if its value is `bound` at least; 0: unknown."""
         share = self.phases[0].share
         if self.exact:
             return bound
         if share is None or len(self.phases) > 1 or not np.isfinite(bound):
             return 0.0
-        return min(share.least(min(bound * speed, float(share.weights.sum()))) / speed for speed in set(task.speed))
+        total = float(share.weights.sum())
+        return min(share.least(min(bound * speed, total)) / speed for speed in set(self.nodes.task.speed))
 
-    def model(self, task: Task, busy: bool) -> Model:
+    def model(self, busy: bool, end: float = INFINITY) -> Model:
         """min sum of each phase's longest time. `busy`: no device is empty, so each pays its constant.
 
         Otherwise those pay that hold a table, or none on tasks of more than LARGE placements of one table: such a
         program is below the costs, which its bound allows.
         """
-        model = Model(task)
+        model, task = Model(self.nodes, end), self.nodes.task
         add_memory(model)
         used = [] if busy or not self.has_constants or model.place.size > LARGE else _used_devices(model)
         comm: list[list[tuple[int, float]]] = [[] for _ in task.memory]
@@ -98,8 +125,19 @@ class Program:
                 for weights in phase.weights:
                     model.at_least(longest, k, weights / speed, constant, others)
         if interchangeable(task):
-            model.break_symmetry(alike_devices(task, self.links), heaviest_first(self.phases))
+            model.break_symmetry(alike_devices(task, self.links), self.order)
         return model
+
+    def start(self, model: Model, plan: Plan) -> np.ndarray | None:
+        """A plan's counts, its devices numbered as the model wants them; None if it splits more than the program."""
+        if plan.splits and len(self.nodes) == self.nodes.task.num_tables:
+            return None
+        counts = model.counts(plan)
+        if not interchangeable(self.nodes.task):
+            return counts
+        rank = np.argsort(self.order)[self.nodes.table]
+        first = np.where(counts > 0, rank[:, None], len(rank)).min(axis=0)
+        return counts[:, old_devices(first, alike_devices(self.nodes.task, self.links))]
 
 
 def _beside_the_mean(task: Task, planner: FastSimulator) -> list[np.ndarray]:
@@ -114,10 +152,10 @@ def _beside_the_mean(task: Task, planner: FastSimulator) -> list[np.ndarray]:
 
 def _used_devices(model: Model) -> list[int]:
     """A variable for each device, at least 1 where a table lies."""
-    used = [model.variable() for _ in model.task.memory]
+    used = [model.variable() for _ in model.nodes.task.memory]
     for variable, column in zip(used, model.place.T, strict=True):
         for placed in column:
-            model.row(0.0, [variable, placed], [1.0, -1.0], INFINITY)
+            model.row(0.0, [variable, placed], [model.upper[placed], -1.0], INFINITY)
     return used
 
 
@@ -128,8 +166,8 @@ def interchangeable(task: Task) -> bool:
 
 def add_memory(model: Model, over: int | None = None) -> None:
     """Each device's bytes, less what variable `over` says it may have too many, in megabytes."""
-    size = table_bytes(model.task) / MEGABYTE
-    for k, capacity in enumerate(model.task.memory):
+    size = table_bytes(model.nodes.pieces) / MEGABYTE
+    for k, capacity in enumerate(model.nodes.task.memory):
         extra = [] if over is None else [over]
         model.row(-INFINITY, [*model.place[:, k], *extra], [*size, *(-1.0 for _ in extra)], capacity / MEGABYTE)
 
@@ -142,26 +180,19 @@ def alike_devices(task: Task, links: Links | None) -> list[list[int]]:
     return [list(devices) for _, devices in groupby(order, key=lambda k: kinds[k])]
 
 
-def renumbered(placement: np.ndarray, alike: Sequence[Sequence[int]], order: np.ndarray) -> np.ndarray:
-    """The placement with devices that are alike numbered as `Model.break_symmetry` wants them."""
-    first = np.full(sum(map(len, alike)), len(order))
-    np.minimum.at(first, placement[order], np.arange(len(order)))
-    new = np.arange(len(first))
+def old_devices(first: np.ndarray, alike: Sequence[Sequence[int]]) -> np.ndarray:
+    """The device to put in each one's place, so that those alike are in order of the `first` table they hold, (K,)."""
+    old = np.arange(len(first))
     for devices in alike:
-        for device, old in zip(devices, sorted(devices, key=lambda k: first[k]), strict=True):
-            new[old] = device
-    return new[placement]
-
-
-def heaviest_first(found: Sequence[Phase]) -> np.ndarray:
-    """Tables in the order that devices are numbered by."""
-    return np.argsort(-np.sum([phase.weights[0] for phase in found], axis=0), kind="stable")
+        old[devices] = sorted(devices, key=lambda k: first[k])
+    return old
 
 
 def _add_links(model: Model, links: Links, batch: int) -> tuple[list[list[tuple[int, float]]], float]:
     """Two all-to-alls as `Links.all_to_all_ms` has them: variables with ms of each for every device, and a constant."""
-    dim, devices = model.task.tables.dim.astype(np.float64), model.task.num_devices
-    total, slice_bytes = float(dim.sum()), 4.0 * batch / devices
+    task = model.nodes.task
+    dim, devices = model.nodes.pieces.tables.dim.astype(np.float64), task.num_devices
+    total, slice_bytes = float(task.tables.dim.sum()), 4.0 * batch / devices
     columns = [model.variable() for _ in range(devices)]
     for k, variable in enumerate(columns):
         model.row(0.0, [*model.place[:, k], variable], [*dim, -1.0], 0.0)

@@ -6,7 +6,10 @@ high on all, better plans on six of eight; costs stay real numbers, and it needs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -14,104 +17,201 @@ from typing import Any
 import numpy as np
 
 from shard_gym.errors import MissingDependency
-from shard_gym.tasks import Constraints, Task
+from shard_gym.nodes import Nodes
+from shard_gym.plan import Plan
+from shard_gym.tasks import Constraints
+from shard_gym_agents.search_state import plan_of
 
 INFINITY = np.inf
+LARGE = 20_000  # nodes times devices: a larger program spends its time on its first linear relaxation
+PACE = 5_000  # nodes times devices of a large program, that the solver begins with in a second; it looks up no sooner
+GLANCE = 0.05  # seconds between two looks at what the solver has found
+
+Improved = Callable[[Plan], bool | None]  # told of better plans; True stops the solver
+
+
+class OutOfTime(Exception):
+    """The program is too large to be built, or begun with, in the time there is."""
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What a solver found in its time: the placement, if any, and a value that no placement is below."""
+    """What a solver found in its time: a plan, if any, and a value that no plan is below."""
 
-    placement: np.ndarray | None  # (N,)
-    value: float  # of what was minimised; infinite without a placement
+    plan: Plan | None
+    value: float  # of what was minimised; infinite without a plan
     bound: float
-    done: bool  # solved, or proved to have no solution
 
 
 @dataclass(eq=False)
 class Model:
-    """min cost.v, subject to low <= A v <= high; `place` holds the numbers of the variables x[t, k], 0 or 1."""
+    """min cost.v, subject to low <= A v <= high; `place` holds the numbers of the variables x[m, k].
 
-    task: Task
+    x[m, k] pieces of node m lie on device k: 0 or 1 where tables stay whole, up to 2**level otherwise, and in all the
+    pieces of a table make the table. `crumbs`: the pieces of a table that no more halvings are modelled of come in
+    any fraction, so that no finer piece is ruled out; for bounds alone. `end` is when building stops with OutOfTime.
+    """
+
+    nodes: Nodes
+    end: float = INFINITY
+    crumbs: bool = False
     cost: list[float] = field(default_factory=list)
     upper: list[float] = field(default_factory=list)
+    whole: list[bool] = field(default_factory=list)  # variables that are whole numbers
     rows: list[tuple[float, np.ndarray, np.ndarray, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        n, devices = self.task.num_tables, self.task.num_devices
-        self.cost, self.upper = [0.0] * (n * devices), [1.0] * (n * devices)
-        self.place = np.arange(n * devices).reshape(n, devices)
-        for variables in self.place:
-            self.row(1.0, variables, np.ones(devices), 1.0)
-        self._keep(self.task.constraints)
+        task, devices = self.nodes.task, self.nodes.task.num_devices
+        most = 1 << self.nodes.level
+        fraction = self.crumbs & ~self.nodes.may_split & (self.nodes.pieces.tables.dim % 8 == 0)
+        fraction[self.nodes.whole[list(task.constraints.no_split)]] = False
+        self.cost = [0.0] * (len(most) * devices)
+        self.upper, self.whole = np.repeat(most, devices).tolist(), np.repeat(~fraction, devices).tolist()
+        self.place = np.arange(len(self.cost)).reshape(len(most), devices)
+        self.by_table = np.split(np.arange(len(most)), self.nodes.whole[1:])
+        for nodes in self.by_table:
+            self.row(1.0, self.place[nodes].ravel(), np.repeat(1 / most[nodes], devices), 1.0)
+        self._keep(task.constraints)
 
-    def variable(self, cost: float = 0.0) -> int:
-        """One more variable, any number from 0."""
+    def variable(self, cost: float = 0.0, upper: float = INFINITY, whole: bool = False) -> int:
+        """One more variable, any number from 0 to `upper`."""
         self.cost.append(cost)
-        self.upper.append(INFINITY)
+        self.upper.append(upper)
+        self.whole.append(whole)
         return len(self.cost) - 1
 
     def row(self, low: float, variables: Sequence[int] | np.ndarray, values: Any, high: float) -> None:
         """low <= values.variables <= high."""
+        if time.perf_counter() > self.end:
+            raise OutOfTime
         self.rows.append((low, np.asarray(variables, np.int32), np.asarray(values, np.float64), high))
 
     def at_least(
         self, result: int, device: int, values: np.ndarray, constant: float, others: Sequence[tuple[int, float]] = ()
     ) -> None:
-        """result >= values of the tables on a device, plus a constant, plus other variables times a factor."""
+        """result >= values of the pieces on a device, plus a constant, plus other variables times a factor."""
         variables = [*self.place[:, device], *(variable for variable, _ in others), result]
         self.row(-INFINITY, variables, [*values, *(factor for _, factor in others), -1.0], -constant)
 
     def break_symmetry(self, alike: Sequence[Sequence[int]], order: np.ndarray) -> None:
         """Of devices that are alike, number them by the first table in `order` that each holds.
 
-        The j-th then starts with the j-th table or a later one, so none before may lie there.
+        A table in p pieces is the first one of p devices at most. So none lies on the j-th device that, with those
+        before it, comes in j pieces at most.
         """
+        pieces = np.cumsum([1 << (len(self.by_table[t]) - 1) for t in order])
         for devices in alike:
             for j, device in enumerate(devices):
-                for table in order[:j]:
-                    self.upper[self.place[table, device]] = 0.0
+                for table in order[: np.searchsorted(pieces, j, side="right")]:
+                    self._keep_off(table, device)
 
-    def solve(self, seconds: float, gap: float, seed: int = 0, start: np.ndarray | None = None) -> Answer:
-        """Branch and cut on one thread until the relative gap is closed or the time is up."""
+    def counts(self, plan: Plan) -> np.ndarray:
+        """Pieces of each node on each device in a plan, (M, K)."""
+        source, level = list(range(self.nodes.task.num_tables)), [0] * self.nodes.task.num_tables
+        for i in plan.splits:
+            level[i] += 1
+            source.append(source[i])
+            level.append(level[i])
+        counts = np.zeros(self.place.shape, np.int64)
+        np.add.at(counts, (self.nodes.whole[source] + np.array(level), np.array(plan.device)), 1)
+        return counts
+
+    def solve(
+        self,
+        seconds: float,
+        gap: float,
+        seed: int = 0,
+        start: np.ndarray | None = None,
+        improved: Improved | None = None,
+    ) -> Answer:
+        """Branch and cut on one thread until the relative gap is closed or the time is up.
+
+        `start` is the counts of a plan to begin with. With `improved`, Ctrl-C ends the search with what there is.
+        """
         highs = _highs()
+        if LARGE < self.place.size > seconds * PACE:
+            raise OutOfTime
         solver = highs.Highs()
         options = {"output_flag": False, "threads": 1, "time_limit": max(seconds, 0.0), "mip_rel_gap": gap}
         for name, value in {**options, "random_seed": seed % 2**31}.items():
             solver.setOptionValue(name, value)
         solver.passModel(self._as_highs(highs))
         if start is not None:
-            chosen = (start[:, None] == np.arange(self.place.shape[1])).astype(np.float64)
-            solver.setSolution(self.place.size, self.place.ravel().astype(np.int32), chosen.ravel())
-        solver.run()
+            solver.setSolution(self.place.size, self.place.ravel().astype(np.int32), start.ravel().astype(np.float64))
+        self._watch(solver, improved)
         status, info = solver.getModelStatus(), solver.getInfo()
         if status == highs.HighsModelStatus.kInfeasible:
-            return Answer(None, INFINITY, INFINITY, True)
-        found = info.primal_solution_status == highs.SolutionStatus.kSolutionStatusFeasible
-        values = np.array(solver.getSolution().col_value)
-        placement = values[self.place].argmax(axis=1) if found else None
-        value = info.objective_function_value if found else INFINITY
-        return Answer(placement, value, info.mip_dual_bound, status == highs.HighsModelStatus.kOptimal)
+            return Answer(None, INFINITY, INFINITY)
+        if info.primal_solution_status != highs.SolutionStatus.kSolutionStatusFeasible:
+            return Answer(None, INFINITY, info.mip_dual_bound)
+        plan = None if self.crumbs else self._plan(solver.getSolution().col_value)
+        return Answer(plan, info.objective_function_value, info.mip_dual_bound)
+
+    def _watch(self, solver: Any, improved: Improved | None) -> None:
+        """Run the solver beside this thread, which Ctrl-C reaches."""
+        stop, found = threading.Event(), deque[Any](maxlen=1)
+        for asked in (solver.cbMipInterrupt, solver.cbSimplexInterrupt):
+            asked += lambda event: event.interrupt(stop.is_set())
+        if improved is not None:
+            solver.cbMipImprovingSolution += lambda event: found.append(np.array(event.data_out.mip_solution))
+        running = threading.Thread(target=solver.run, daemon=True)
+        running.start()
+        try:
+            while running.is_alive():
+                running.join(GLANCE)
+                if improved is not None and found and improved(self._plan(found.pop())):
+                    break
+        except KeyboardInterrupt:
+            if improved is None:
+                raise
+        finally:
+            stop.set()
+            running.join()
+
+    def _plan(self, values: Any) -> Plan:
+        counts = np.rint(np.asarray(values)[self.place]).astype(np.int64)
+        node, device = np.nonzero(counts)
+        times = counts[node, device]
+        return plan_of(self.nodes, np.repeat(node, times), np.repeat(device, times))
 
     def _keep(self, constraints: Constraints) -> None:
-        for table, device in constraints.pin:
-            self.row(1.0, [self.place[table, device]], [1.0], 1.0)
+        devices = range(self.place.shape[1])
+        for table, pinned in constraints.pin:
+            for device in set(devices) - {pinned}:
+                self._keep_off(table, device)
         for group in constraints.together:
-            for a, b in pairwise(group):
-                for one, other in zip(self.place[a], self.place[b], strict=True):
-                    self.row(0.0, [one, other], [1.0, -1.0], 0.0)
+            self._keep_together([[self._on(table, device, 1.0) for device in devices] for table in group])
         for group in constraints.apart:
-            for variables in self.place[list(group)].T:
-                self.row(-INFINITY, variables, np.ones(len(group)), 1.0)
+            for device in devices:
+                self.row(-INFINITY, [self._on(table, device, -1.0) for table in group], np.ones(len(group)), 1.0)
         if constraints.max_moves is not None:
-            stay = self.place[np.arange(len(self.place)), list(constraints.base)]
+            stay = [self._on(table, device, 1.0) for table, device in enumerate(constraints.base)]
             self.row(len(stay) - constraints.max_moves, stay, np.ones(len(stay)), INFINITY)
+
+    def _keep_together(self, places: Sequence[Sequence[int]]) -> None:
+        self.row(1.0, places[0], np.ones(len(places[0])), 1.0)
+        for a, b in pairwise(places):
+            for one, other in zip(a, b, strict=True):
+                self.row(0.0, [one, other], [1.0, -1.0], 0.0)
+
+    def _keep_off(self, table: int, device: int) -> None:
+        for node in self.by_table[table]:
+            self.upper[self.place[node, device]] = 0.0
+
+    def _on(self, table: int, device: int, sign: float) -> int:
+        """A variable, 0 or 1: with sign 1, 0 unless all of the table lies there; with -1, 1 if any of it does."""
+        nodes = self.by_table[table]
+        if len(nodes) == 1 and self.whole[self.place[nodes[0], device]]:
+            return int(self.place[nodes[0], device])
+        answer = self.variable(upper=1.0, whole=True)
+        part = sign / (1 << self.nodes.level[nodes])
+        self.row(0.0, [*self.place[nodes, device], answer], [*part, -sign], INFINITY)
+        return answer
 
     def _as_highs(self, highs: Any) -> Any:
         lp = highs.HighsLp()
         lp.num_col_, lp.num_row_ = len(self.cost), len(self.rows)
-        lp.col_cost_, lp.col_upper_ = np.array(self.cost), np.array(self.upper)
+        lp.col_cost_, lp.col_upper_ = np.array(self.cost), np.array(self.upper, np.float64)
         lp.col_lower_ = np.zeros(len(self.cost))
         low, variables, values, high = zip(*self.rows, strict=True)
         lp.row_lower_, lp.row_upper_ = np.array(low), np.array(high)
@@ -119,8 +219,7 @@ class Model:
         lp.a_matrix_.start_ = np.cumsum([0, *map(len, variables)]).astype(np.int32)
         lp.a_matrix_.index_, lp.a_matrix_.value_ = np.concatenate(variables), np.concatenate(values)
         kinds = highs.HighsVarType
-        whole = self.place.size
-        lp.integrality_ = [kinds.kInteger] * whole + [kinds.kContinuous] * (len(self.cost) - whole)
+        lp.integrality_ = [kinds.kInteger if whole else kinds.kContinuous for whole in self.whole]
         return lp
 
 
