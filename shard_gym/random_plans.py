@@ -9,22 +9,23 @@ from shard_gym.room import Room, Rules, follow, no_room
 from shard_gym.tasks import Task
 
 TRIES = 1_000  # uniform placements drawn for one feasible one, at most
+LEAST = 0.05  # share of uniform placements that fit, below which no more are drawn; frozen references depend on it
 CHUNK = 4_000_000  # table placements drawn at once, to bound memory
 
 
-def random_placements(task: Task, count: int, rng: np.random.Generator) -> np.ndarray:
+def random_placements(task: Task, count: int, rng: np.random.Generator, least: float = LEAST) -> np.ndarray:
     """`count` feasible placements, int64 (count, N).
 
-    Uniform over devices, infeasible ones drawn again. Where that fails (tight memory), tables go largest first,
+    Uniform over devices, infeasible ones drawn again. Where less than `least` of them fit, tables go largest first,
     each to a random device with room; where that dead-ends too, first-fit-decreasing, the last resort.
     Under constraints tables go one by one from the start; in an order of each plan's own where few may move.
     """
     at_once = max(1, CHUNK // task.num_tables)
-    parts = [_drawn(task, min(at_once, count - start), rng) for start in range(0, count, at_once)]
+    parts = [_drawn(task, min(at_once, count - start), rng, least) for start in range(0, count, at_once)]
     return np.concatenate(parts) if parts else np.empty((0, task.num_tables), np.int64)
 
 
-def _drawn(task: Task, count: int, rng: np.random.Generator) -> np.ndarray:
+def _drawn(task: Task, count: int, rng: np.random.Generator, least: float) -> np.ndarray:
     found: list[np.ndarray] = []
     missing, one_by_one = count, _largest_first
     if (rules := Rules.of(task)) is not None:
@@ -34,7 +35,7 @@ def _drawn(task: Task, count: int, rng: np.random.Generator) -> np.ndarray:
         feasible = _fit(task, drawn)
         found.append(drawn[feasible])
         missing -= int(feasible.sum())
-        if not missing or feasible.mean() < 0.05:
+        if not missing or feasible.mean() < least:
             break
     for _ in range(10):
         if not missing:
@@ -53,7 +54,7 @@ def _fit(task: Task, placements: np.ndarray) -> np.ndarray:
     index = (placements + k * np.arange(count)[:, None]).ravel()
     sizes = np.broadcast_to(table_bytes(task).astype(np.float64), placements.shape).ravel()
     used = np.bincount(index, sizes, minlength=count * k).reshape(count, k)
-    return (used <= task.capacity).all(axis=1)
+    return np.asarray((used <= task.capacity).all(axis=1))
 
 
 def first_fit_decreasing(task: Task) -> np.ndarray:

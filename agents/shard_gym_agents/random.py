@@ -19,6 +19,7 @@ from shard_gym.tasks import Task
 from shard_gym_agents.solver import require_number, task_rng
 
 CACHED_SHARDS = 2**11  # decoded in one call
+WORTH_DRAWING = 0.25  # share of uniform placements that fit, below which placing table by table is faster
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class RandomSearch:
         best, best_makespan, left = np.empty(0, np.int64), np.inf, self.samples
         chunk, makespans_of = max(1, min(self.samples, 2_000_000 // (task.num_tables * 8))), _makespans(task, planner)
         while not len(best) or (time.perf_counter() < end if self.budget else left > 0):
-            placements = random_placements(task, chunk if self.budget else min(chunk, left), rng)
+            count = chunk if self.budget else min(chunk, left)
+            placements = random_placements(task, count, rng, WORTH_DRAWING)
             makespans = makespans_of(placements)
             require_number(makespans.min(), planner)
             left -= len(placements)

@@ -8,6 +8,9 @@ from shard_gym.errors import InvalidTask, SimulatorError
 from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.tasks import Constraints, Task
 
+# glibc gives freed memory back, and arrays are paged in again each time, until a block this large was freed once.
+np.empty(2**24, np.uint8)
+
 
 def task_rng(seed: int, task: Task) -> np.random.Generator:
     """Seeded by (seed, task), so that a task is solved the same way in any order."""
