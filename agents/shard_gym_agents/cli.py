@@ -15,16 +15,17 @@ from typing import Any
 import numpy as np
 
 import shard_gym_agents
-from shard_gym import make_task, simulators, suites
-from shard_gym.errors import CorruptFile, InvalidTask, ShardGymError
+from shard_gym import suites
+from shard_gym.errors import InvalidTask, ShardGymError
 from shard_gym.evaluate import describe, replay, score
 from shard_gym.memory import device_bytes
 from shard_gym.moves import delta
 from shard_gym.plan import Plan
 from shard_gym.simulators import Simulator
 from shard_gym.tables import GB
-from shard_gym.tasks import OBJECTIVES, OPTIMIZERS, Task
+from shard_gym.tasks import Task
 from shard_gym_agents.cli_plans import Line, add_constraints, constrained, delta_json, delta_report, repaid
+from shard_gym_agents.cli_tasks import add_task, task_of
 from shard_gym_agents.reshard import Reshard
 from shard_gym_agents.trained import shipped
 
@@ -37,7 +38,6 @@ OTHERS = {
     "flex": ("shard_gym_agents.flex_cli", "rows of sequence tables in tiers, by FlexShard"),
     "stats": ("shard_gym_agents.stats_cli", "what a plan does on each rank and why, as TorchRec reports it"),
 }
-SIMULATOR = "roofline:rtx2080ti-x4-v1"  # of tasks that belong to no suite
 SETTINGS = ("seed", "budget", "calls", "headroom", "checkpoint", "horizon", "bandwidth_gb_s")  # of agents, as flags
 
 
@@ -139,7 +139,7 @@ def score_plan(options: argparse.Namespace) -> None:
 
 def diff(options: argparse.Namespace) -> None:
     """Tell what moves from one stored plan to another, and what both are worth."""
-    task, _, judge = _task(options)
+    task, _, judge = task_of(options)
     old, new = Plan.load(options.old), Plan.load(options.new)
     scores = [score(task, plan, judge) for plan in (old, new)]
     moves = delta(task, old, new)
@@ -182,41 +182,8 @@ def _third_party(agent: str, verbose: bool) -> Iterator[None]:
 
 
 def _constrained_task(options: argparse.Namespace) -> tuple[Task, Simulator, Simulator]:
-    task, planner, judge = _task(options)
+    task, planner, judge = task_of(options)
     return constrained(task, options), planner, judge
-
-
-def _task(options: argparse.Namespace) -> tuple[Task, Simulator, Simulator]:
-    """The task that the options name, with its planner and judge."""
-    if options.task:
-        try:
-            task = Task.from_json(Path(options.task).read_text(encoding="utf-8"))
-        except (CorruptFile, UnicodeDecodeError) as error:
-            raise CorruptFile(f"{options.task}: {error}") from error
-        ids = (SIMULATOR, SIMULATOR)
-    elif options.tables:
-        task, ids = _task_of_tables(options), (SIMULATOR, SIMULATOR)
-    else:
-        suite = suites.get(options.suite)
-        tasks = suite.tasks(options.split)
-        if not 0 <= options.index < len(tasks):
-            raise InvalidTask(f"{suite.key} has {options.split} tasks 0..{len(tasks) - 1}, not {options.index}")
-        task, ids = tasks[options.index], (suite.planner, suite.judge)
-    planner, judge = (simulators.make(options.simulator or simulator_id) for simulator_id in ids)
-    return task, planner, judge
-
-
-def _task_of_tables(options: argparse.Namespace) -> Task:
-    """All tables of a file on equal devices, for one step of the batch that the file describes."""
-    if not options.devices or not options.memory_gb:
-        raise InvalidTask("--tables needs --devices K and --memory-gb G, the devices and what each has for tables")
-    return make_task(
-        options.tables,
-        options.devices,
-        options.memory_gb,
-        objective=options.objective,
-        optimizer=options.optimizer,
-    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -226,14 +193,14 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("agents", help="list the agents").set_defaults(run=list_agents)
     _add_solvers(commands)
     command = commands.add_parser("score", help="tell what a plan is worth")
-    _add_task(command)
+    add_task(command)
     add_constraints(command)
     command.add_argument("--plan", required=True, metavar="FILE")
     command.set_defaults(run=score_plan)
     command = commands.add_parser("diff", help="tell what moves from one plan to another")
     command.add_argument("old", metavar="OLD")
     command.add_argument("new", metavar="NEW")
-    _add_task(command)
+    add_task(command)
     command.add_argument("--json", action="store_true")
     command.set_defaults(run=diff)
     command = commands.add_parser("replay", help="score stored results again; refuses what comes out otherwise")
@@ -246,14 +213,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_solvers(commands: Any) -> None:
     command = commands.add_parser("solve", help="plan a task")
-    _add_task(command)
+    add_task(command)
     command.add_argument("--agent", required=True, help="a name from `shard-gym agents`, or module:Class")
     _add_solver(command)
     command.add_argument("--headroom", type=float, metavar="SHARE", help="of each device's memory, to keep free")
     command.add_argument("--checkpoint", metavar="PATH", help="a trained policy of yours, or the folder of its run")
     command.set_defaults(run=solve)
     command = commands.add_parser("reshard", help="change the plan in use (--base) where that pays")
-    _add_task(command)
+    add_task(command)
     _add_solver(command)
     command.add_argument(
         "--horizon", type=float, default=Reshard.horizon, metavar="STEPS", help="that the plan is used for"
@@ -274,20 +241,3 @@ def _add_solver(command: argparse.ArgumentParser) -> None:
         "--progress", action=argparse.BooleanOptionalAction, help="show the best so far; default: on a terminal"
     )
     command.add_argument("--verbose", action="store_true", help="show the traceback of an agent that fails")
-
-
-def _add_task(command: argparse.ArgumentParser) -> None:
-    which = command.add_mutually_exclusive_group(required=True)
-    which.add_argument("--suite", help="a name from `shard-gym suites`")
-    which.add_argument("--task", metavar="FILE", help="a task as JSON")
-    which.add_argument(
-        "--tables", metavar="FILE", help="your tables: .csv, .json, .parquet, or a dlrm_datasets .pt[.gz]"
-    )
-    own = command.add_argument_group("with --tables")
-    own.add_argument("--devices", type=int, metavar="K")
-    own.add_argument("--memory-gb", type=float, metavar="G", help="of each device, for weights and optimizer state")
-    own.add_argument("--objective", choices=OBJECTIVES, default="iteration")
-    own.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
-    command.add_argument("--index", type=int, default=0, help="of the task in the suite's split")
-    command.add_argument("--split", default="test", help="test, val or train")
-    command.add_argument("--simulator", metavar="ID", help=f"default: the suite's own, or {SIMULATOR}")
