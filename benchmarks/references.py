@@ -22,7 +22,8 @@ from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.suites import Suite
 from shard_gym.tasks import Task
 
-SCHEMA = "shard-gym/best-known/1"
+SCHEMA = "shard-gym/best-known/2"
+Entry = dict[str, Any]  # of a best known plan: makespan, plan, and who found it: solver, options, seed, planner, date
 # Random plans a task where the suite holds no frozen reference: as frozen ones have, or what can be measured.
 FAST_PLANS, MEASURED_PLANS = 1_000, 10
 
@@ -50,7 +51,7 @@ def references(suite: Suite, split: str, tasks: int, judge: str, best_known: Pat
     return References(random, best, note)
 
 
-def load_best(path: Path, judge: str, tasks: Iterable[Task]) -> dict[str, dict[str, Any]]:
+def load_best(path: Path, judge: str, tasks: Iterable[Task]) -> dict[str, Entry]:
     """Task hash -> best known plan by that judge; a plan that is not worth what the file says is refused."""
     known = _read(path).get(judge, {})
     simulator = simulators.make(judge)
@@ -66,38 +67,81 @@ def load_best(path: Path, judge: str, tasks: Iterable[Task]) -> dict[str, dict[s
 
 def update_best(path: Path, judge: str, rows: Iterable[tuple[Result, Score | None]]) -> int:
     """Keep the plans of `rows` that beat what the file knows; returns for how many tasks."""
+    return keep_best(path, judge, ((r.task, _entry(r, found)) for r, found in rows if found and found.feasible))
+
+
+def keep_best(path: Path, judge: str, offered: Iterable[tuple[str, Entry]]) -> int:
+    """Keep what is offered for a task, by its hash, where it beats what the file knows; returns for how many tasks."""
     best = _read(path)
     known, improved = best.setdefault(judge, {}), set()
-    for result, found in rows:
-        if found is None or not found.feasible or result.plan is None:
-            continue
-        if result.task not in known or found.makespan < known[result.task]["makespan"]:
-            known[result.task] = {
-                "makespan": found.makespan,
-                "plan": result.plan.to_dict(),
-                "solver": result.agent,
-                "seed": result.seed,
-                "date": datetime.now(UTC).date().isoformat(),
-            }
-            improved.add(result.task)
+    for task, entry in offered:
+        if task not in known or entry["makespan"] < known[task]["makespan"]:
+            known[task] = entry
+            improved.add(task)
     if improved:
-        lines = ",\n".join(f"{json.dumps(j)}: {_entries(best[j])}" for j in sorted(best))
+        lines = ",\n".join(f"{json.dumps(j)}: {_lines(best[j])}" for j in sorted(best))
         write_whole(path, f'{{"schema": "{SCHEMA}", "best": {{\n{lines}\n}}}}\n')
     return len(improved)
 
 
-def _entries(known: dict[str, Any]) -> str:
+def packed(plan: Plan) -> Entry:
+    """A table-wise plan in few bytes: devices in base 36, after how many digits each of them takes."""
+    width = len(np.base_repr(max(plan.device, default=0), 36))
+    text = "".join(np.base_repr(device, 36).lower().zfill(width) for device in plan.device)
+    return {"device": f"{width}:{text}", **({"splits": list(plan.splits)} if plan.splits else {})}
+
+
+def unpacked(data: Entry) -> Plan:
+    """The plan that `packed` made these fields of."""
+    width, text = data["device"].split(":")
+    step = int(width)
+    devices = (int(text[i : i + step], 36) for i in range(0, len(text), step))
+    return Plan(tuple(devices), tuple(data.get("splits", ())))
+
+
+def today() -> str:
+    """The date, as entries hold it."""
+    return datetime.now(UTC).date().isoformat()
+
+
+def _entry(result: Result, found: Score) -> Entry:
+    assert result.plan is not None  # it has a score
+    return {
+        "makespan": found.makespan,
+        "plan": result.plan.to_dict(),
+        "solver": result.agent,
+        "options": {name: value for name, value in result.config.items() if value and name != "seed"},
+        "seed": result.seed,
+        "planner": result.planner,
+        "date": today(),
+    }
+
+
+def _lines(known: dict[str, Entry]) -> str:
     """One task a line, so that a change can be read."""
-    return "{\n" + ",\n".join(f'"{task}": {json.dumps(known[task])}' for task in sorted(known)) + "\n}"
+    return "{\n" + ",\n".join(f'"{task}": {json.dumps(_line(known[task]))}' for task in sorted(known)) + "\n}"
 
 
-def _read(path: Path) -> dict[str, dict[str, Any]]:
+def _line(entry: Entry) -> Entry:
+    who = {name: value for name, value in entry.items() if name not in ("makespan", "plan")}
+    return {"makespan": entry["makespan"], **packed(Plan.from_dict(entry["plan"])), **who}
+
+
+def _read(path: Path) -> dict[str, dict[str, Entry]]:
     if not path.exists():
         return {}
     data = read_json(path)
     if not isinstance(data, dict) or data.get("schema") != SCHEMA or not isinstance(data.get("best"), dict):
         raise CorruptFile(f"{path} does not hold best known plans of schema {SCHEMA}")
-    return data["best"]
+    try:
+        return {judge: {task: _loaded(line) for task, line in known.items()} for judge, known in data["best"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CorruptFile(f"{path} holds an entry that is none: {error!r}") from error
+
+
+def _loaded(line: Entry) -> Entry:
+    who = {name: value for name, value in line.items() if name not in ("makespan", "device", "splits")}
+    return {"makespan": line["makespan"], "plan": unpacked(line).to_dict(), **who}
 
 
 def _drawn(tasks: Iterable[Task], judge: Simulator) -> tuple[np.ndarray, int]:

@@ -141,7 +141,8 @@ def test_best_known_plans_are_kept_only_on_demand(tmp_path):
     judge, known = next(iter(json.loads(best.read_text())["best"].items()))
     assert judge == again["judge"]
     assert {entry["solver"] for entry in known.values()} == {"random"}
-    assert all(entry.keys() == {"makespan", "plan", "solver", "seed", "date"} for entry in known.values())
+    kept = {"makespan", "device", "solver", "options", "seed", "planner", "date"}
+    assert all(entry.keys() == kept for entry in known.values())
     table = lead(tmp_path, "--agents", "cost-greedy", "--tasks", "3").stdout
     assert "Some plans beat the best known ones" in table
 
