@@ -1,11 +1,12 @@
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard_gym import Plan, make_pool, simulators, suites
+from shard_gym import Plan, evaluate, make_pool, simulators, suites
 from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.evaluate import score
 from shard_gym.memory import table_bytes
@@ -75,6 +76,11 @@ def test_seed_and_calls_decide_what_a_beam_finds():
 def test_a_beam_of_nothing_is_refused(settings):
     with pytest.raises(InvalidTask, match="width"):
         make("beam", **settings)
+
+
+def test_a_result_can_hold_how_neuroshard_was_made():
+    config = evaluate.config(make("neuroshard"))
+    assert json.loads(json.dumps(config, allow_nan=False)) == config
 
 
 @pytest.mark.parametrize("settings", [{"beams": 0}, {"candidates": 0}, {"limits": 0}, {"splits": -1}])
@@ -149,3 +155,29 @@ def test_local_search_beats_neuroshard_with_a_tenth_of_its_questions():
         neuroshard = score(task, make("neuroshard")(task, asked), planner).makespan
         found = score(task, make("local-search", calls=asked.calls // 10)(task, planner), planner).makespan
         assert found < neuroshard
+
+
+@pytest.mark.parametrize("name", ["local-search", "beam"])
+def test_a_table_that_binds_is_halved_again_and_again(name):
+    """One half in two helps no more than none: all pieces as dear as the dearest have to be halved at once."""
+    suite = suites.get("metasyn-80x8")
+    planner, task = simulators.make(suite.planner), suite.tasks("test")[0]
+    pooling = np.array(task.tables.pooling)
+    pooling[(task.tables.dim * pooling).argmax()] *= 20
+    tables = make_pool(task.tables.rows, task.tables.dim, pooling)
+    task = dataclasses.replace(task, tables=tables, splits_allowed=True)
+    best = score(task, make("neuroshard")(task, planner), planner).makespan
+    plan = make(name, calls=3_000)(task, planner)
+    assert len(plan.splits) >= 3
+    assert score(task, plan, planner).makespan <= best * (1 + 1e-9)
+
+
+def test_neuroshard_keeps_a_budget_where_it_is_given_one():
+    task = suites.get("mixed-10to59x4-split").tasks("val")[0]
+    asked = []
+    for config in ({}, {"calls": 5_000}, {"budget": 1e-9}):
+        counted = simulators.Counted(SIMULATOR)
+        plan = make("neuroshard", **config)(task, counted)
+        assert score(task, plan, SIMULATOR).feasible
+        asked.append(counted.calls)
+    assert asked[2] < asked[1] < asked[0]

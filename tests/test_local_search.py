@@ -26,8 +26,8 @@ SEEDS = st.integers(0, 10**6)
 OBJECTIVES = st.sampled_from(["kernel", "iteration"])
 
 
-def board_of(task, splits=False, allowed=None):
-    return Board(task, Costs(task, SIMULATOR), splits, allowed)
+def board_of(task, splits=False):
+    return Board(task, Costs(task, SIMULATOR), splits)
 
 
 def assert_consistent(state):
@@ -217,18 +217,6 @@ def test_a_change_that_is_worth_nan_is_not_made(objective):
     planner.wrong = True
     with pytest.raises(SimulatorError, match="predicts NaN"):
         improve(state, np.random.default_rng(0))
-
-
-@settings(max_examples=15, deadline=None)
-@given(SEEDS)
-def test_pieces_stay_where_they_are_allowed(seed):
-    task = draw_task(seed, room=9.0, splits=True, tables=12)
-    rng = np.random.default_rng(seed)
-    allowed = rng.random((task.num_tables, task.num_devices)) < 0.6
-    placement = rng.integers(task.num_devices, size=task.num_tables)
-    allowed[np.arange(task.num_tables), placement] = True
-    found = search(board_of(task, True, allowed).start(placement), Budget(0, 300), rng)
-    assert allowed[found.board.nodes.table[found.node], found.device].all()
 
 
 def test_it_plans_better_than_cost_greedy_at_size():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -13,10 +14,10 @@ from shard_gym.simulators import Simulator
 from shard_gym.tasks import Task
 from shard_gym_agents.local_search import Progress, descend, search
 from shard_gym_agents.search_costs import Budget, Costs
-from shard_gym_agents.search_greedy import LIMITS, by_cost, place, starts
+from shard_gym_agents.search_greedy import LIMITS, Found, best_under_limits, starts
 from shard_gym_agents.search_repair import feasible
 from shard_gym_agents.search_state import Board, State
-from shard_gym_agents.solver import refuse_constraints, require_fast, task_rng
+from shard_gym_agents.solver import require_fast, task_rng
 
 BEAM_SHARE = 0.5  # of the budget; the rest is for local search from the best state
 PATIENCE = 3  # levels without a better placement before the beam gives up
@@ -44,29 +45,47 @@ class Beam:
             raise InvalidTask(f"beam needs width >= 1 and candidates >= 1, got {self.width}, {self.candidates}")
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
-        refuse_constraints(task)
         budget = Budget(self.budget, self.calls)
         costs, rng = Costs(task, require_fast(planner)), task_rng(self.seed, task)
         board = Board(task, costs, splits=True)
-        best = feasible(board, starts(board, budget.worth_seconds), rng)
-        descend(best, budget, rng)
-        best = self._searched(best, budget, rng)
+        best = feasible(board, starts(board, budget.worth_seconds), budget, rng)
+        try:
+            for better in self._better(best, budget, rng):
+                best = better
+                if self.progress is not None and self.progress(best.makespan, budget.spent_seconds):
+                    return best.plan()
+        except KeyboardInterrupt:
+            if self.progress is None:
+                raise
+            return best.plan()
         return search(best, budget, rng, self.progress).plan()
 
-    def _searched(self, best: State, budget: Budget, rng: np.random.Generator) -> State:
-        """The best placement that halving leads to, from this one."""
-        board, beams, seen, stale = best.board, [best], set[bytes](), 0
+    def _better(self, best: State, budget: Budget, rng: np.random.Generator) -> Iterator[State]:
+        """Ever better placements that halving leads to, from this one."""
+        board, seen, stale = best.board, set[bytes](), 0
+        best = best.copy()
+        descend(best, budget, rng)
+        yield best
+        beams = [best]
         while beams and stale < PATIENCE and not budget.over(board.costs, BEAM_SHARE):
             halved = {pieces.tobytes(): pieces for state in beams for pieces in self._halved(state)}
             tried = [pieces for key, pieces in halved.items() if key not in seen]
             seen |= halved.keys()
-            beams = [board.start(device, node) for node, device in _greedies(board, tried)[: self.width]]
-            for state in beams:
+            beams = []
+            for found in self._placed(board, tried, budget):
+                state = board.start(found.device, found.nodes)
                 descend(state, budget, rng)
+                beams.append(state)
             first = min([best, *beams], key=lambda state: state.makespan)
             stale = 0 if first.makespan < best.makespan * (1 - 1e-9) else stale + 1
-            best = first
-        return best
+            if first is not best:
+                best = first
+                yield best
+
+    def _placed(self, board: Board, tried: list[np.ndarray], budget: Budget) -> list[Found]:
+        """What greedies make of these lists of pieces, the best few that are feasible."""
+        found = sorted(best_under_limits(board, tried, LIMITS, budget), key=lambda found: found.makespan)
+        return [placed for placed in found[: self.width] if placed.makespan < np.inf]
 
     def _halved(self, state: State) -> list[np.ndarray]:
         """The pieces of a state with one halved: those that may be worth it, most promising first."""
@@ -85,19 +104,3 @@ def _with_half(node: np.ndarray, i: int) -> np.ndarray:
     halved = np.append(node, node[i] + 1)
     halved[i] += 1
     return np.sort(halved)
-
-
-def _greedies(board: Board, tried: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Pieces and their devices, best first: what greedies under limits of columns make of each list of pieces."""
-    if not tried:
-        return []
-    most = max(map(len, tried))
-    padded = np.stack([np.pad(pieces, (0, most - len(pieces)), constant_values=board.none) for pieces in tried])
-    limits = np.array(LIMITS) * board.dim[board.nodes.whole].sum() / board.task.num_devices
-    nodes = by_cost(board, np.repeat(padded, len(limits), axis=0))
-    placed = place(board, nodes, np.tile(limits, len(tried)))
-    makespans = placed.makespans(board.costs).reshape(len(tried), len(limits))
-    best = makespans.argmin(axis=1) + len(limits) * np.arange(len(tried))
-    ranked = best[np.argsort(makespans.min(axis=1), kind="stable")]
-    real = [(i, placed.nodes[i] != board.none) for i in ranked if placed.feasible[i]]
-    return [(placed.nodes[i][kept], placed.device[i][kept]) for i, kept in real]

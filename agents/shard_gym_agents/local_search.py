@@ -13,10 +13,10 @@ from shard_gym.simulators import Simulator
 from shard_gym.tasks import Task
 from shard_gym_agents.search_costs import Budget, Costs
 from shard_gym_agents.search_greedy import starts
-from shard_gym_agents.search_moves import improve
-from shard_gym_agents.search_repair import feasible, redeal, repair
+from shard_gym_agents.search_moves import finer, improve
+from shard_gym_agents.search_repair import feasible, go_home, redeal, repair
 from shard_gym_agents.search_state import Board, State
-from shard_gym_agents.solver import refuse_constraints, require_fast, task_rng
+from shard_gym_agents.solver import require_fast, task_rng
 
 KICKS = (2, 5)  # pieces that change places at random when no change helps: from, below
 LEAPS, LEAPS_RISE = 0.3, 0.005  # share of the kicks that disregard memory at first: at most, and for each in vain
@@ -43,18 +43,17 @@ class LocalSearch:
     progress: Progress | None = field(default=None, repr=False)
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
-        refuse_constraints(task)
         budget = Budget(self.budget, self.calls)
         costs, rng = Costs(task, require_fast(planner)), task_rng(self.seed, task)
         board = Board(task, costs, self.splits)
-        state = feasible(board, starts(board, budget.worth_seconds), rng)
+        state = feasible(board, starts(board, budget.worth_seconds), budget, rng)
         return search(state, budget, rng, self.progress).plan()
 
 
 def search(state: State, budget: Budget, rng: np.random.Generator, progress: Progress | None = None) -> State:
     """The best placement seen on the way from this feasible one, which stays as it is."""
     best, told, state, costs = state, state, state.copy(), state.board.costs
-    idle = stale = 0
+    idle, stale, split = 0, 0, None  # `split`: the state that was last tried with dear pieces in halves
     try:
         while not budget.over(costs) and idle < IDLE and not _optimal(state):
             helped = improve(state, rng)
@@ -65,13 +64,13 @@ def search(state: State, budget: Budget, rng: np.random.Generator, progress: Pro
             if helped:
                 continue
             if state.makespan < best.makespan * (1 - 1e-12):
-                best, stale = state.copy(), 0
+                best, stale = state, 0
             else:
-                state, stale = best.copy(), stale + 1
-            moved = kick(state, rng)
+                stale += 1
+            halved = None if split is best else finer(best)  # once for each
+            split = best
+            state, moved = _shaken(best, stale, budget, rng) if halved is None else (halved, True)
             idle = 0 if moved else idle + 1
-            if (not moved or rng.random() < min(LEAPS, stale * LEAPS_RISE)) and not _leap(state, rng):
-                state = best.copy()
     except KeyboardInterrupt:
         if progress is None:
             raise
@@ -86,8 +85,8 @@ def descend(state: State, budget: Budget, rng: np.random.Generator) -> None:
 
 
 def kick(state: State, rng: np.random.Generator) -> bool:
-    """Move or swap a few random pieces; False if memory allows none of that."""
-    touched: dict[int, None] = {}
+    """Move or swap a few random pieces; False if memory and rules allow none of that."""
+    touched = dict.fromkeys(go_home(state, rng, fit=True))
     for piece in rng.integers(len(state.node), size=rng.integers(*KICKS)).tolist():
         touched |= dict.fromkeys(_anywhere(state, piece, rng))
     if touched:
@@ -96,20 +95,26 @@ def kick(state: State, rng: np.random.Generator) -> bool:
     return bool(touched)
 
 
-def _leap(state: State, rng: np.random.Generator) -> bool:
+def _shaken(best: State, stale: int, budget: Budget, rng: np.random.Generator) -> tuple[State, bool]:
+    """Another state to go on from, near the best one, and whether feasible changes led there."""
+    state = best.copy()
+    moved = kick(state, rng)
+    if (not moved or rng.random() < min(LEAPS, stale * LEAPS_RISE)) and not _leap(state, budget, rng):
+        state = best.copy()
+    return state, moved
+
+
+def _leap(state: State, budget: Budget, rng: np.random.Generator) -> bool:
     """Mix a few devices whether they overflow or not and repair that: feasible changes do not lead everywhere."""
     redeal(state, rng)
-    return repair(state, rng, kicks=LEAP_KICKS)
+    return repair(state, rng, budget, LEAP_KICKS)
 
 
 def _anywhere(state: State, piece: int, rng: np.random.Generator) -> tuple[int, ...]:
     """Move a piece to a random device with room, or swap it with a piece where none has; the devices touched."""
     board, home = state.board, int(state.device[piece])
     size = board.size[state.node]
-    table = board.nodes.table[state.node]
-    room = state.free >= size[piece]
-    if board.allowed is not None:
-        room &= board.allowed[table[piece]]
+    room = (state.free >= size[piece]) & (state.breaks(piece, np.arange(len(state.free))) <= 0)
     room[home] = False
     devices = np.flatnonzero(room)
     if len(devices):
@@ -117,8 +122,7 @@ def _anywhere(state: State, piece: int, rng: np.random.Generator) -> tuple[int, 
         state.relocate(piece, target)
         return home, target
     fits = (size[piece] - size <= state.free[state.device]) & (size - size[piece] <= state.free[home])
-    if board.allowed is not None:
-        fits &= board.allowed[table[piece], state.device] & board.allowed[table, home]
+    fits &= state.breaks(piece, state.device, np.arange(len(size))) <= 0
     others = np.flatnonzero(fits & (state.device != home))
     if not len(others):
         return ()

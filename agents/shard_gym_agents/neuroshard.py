@@ -5,7 +5,9 @@ As published, where not said otherwise. The planner takes the place of its cost 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -14,17 +16,20 @@ from shard_gym.errors import InvalidTask
 from shard_gym.plan import Plan
 from shard_gym.simulators import Simulator
 from shard_gym.tasks import Task
-from shard_gym_agents.search_costs import Costs
-from shard_gym_agents.search_greedy import by_cost, place, what_misses
-from shard_gym_agents.search_state import Board, plan_of
-from shard_gym_agents.solver import refuse_constraints, require_fast
+from shard_gym_agents.local_search import Progress
+from shard_gym_agents.search_costs import Budget, Costs
+from shard_gym_agents.search_greedy import Found, best_under_limits, in_use, no_plan
+from shard_gym_agents.search_repair import amiss
+from shard_gym_agents.search_state import Board
+from shard_gym_agents.solver import require_fast
 
 
 @dataclass(frozen=True)
 class NeuroShard:
     """Beam search over splits; without splits it is the greedy under each limit.
 
-    Two departures: a table comes in at most 8 pieces, and where every limit runs into a dead end none is set.
+    Departures: a table comes in at most 8 pieces, where every limit runs into a dead end none is set, and a plan in use
+    is a start as well. A budget is for whoever wants one.
     """
 
     track: ClassVar[str] = "search"
@@ -33,36 +38,46 @@ class NeuroShard:
     candidates: int = 10  # by size, and as many by cost
     splits: int = 10  # at most
     limits: int = 11  # of a device's columns, evenly from 1.0 to 1.5 times the mean
+    budget: float = 0.0  # seconds, after which no more lists of pieces are tried; 0: all, as published
+    calls: int = 0  # plans asked of the planner, instead of seconds
+    progress: Progress | None = field(default=None, repr=False)  # as in local search
 
     def __post_init__(self) -> None:
         if min(self.beams, self.candidates, self.limits) < 1 or self.splits < 0:
             raise InvalidTask(f"neuroshard needs beams, candidates and limits >= 1 and splits >= 0, got {self}")
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
-        refuse_constraints(task)
+        budget = Budget(self.budget or math.inf, self.calls)
         board = Board(task, Costs(task, require_fast(planner)), splits=True)
-        best = _Found(np.inf, board.nodes.whole, board.nodes.whole)
-        beams = self._tried(board, [board.nodes.whole])
+        best = None
+        try:
+            for best in self._better(board, budget):
+                if self.progress is not None and self.progress(best.makespan, budget.spent_seconds):
+                    break
+        except KeyboardInterrupt:
+            if self.progress is None or best is None:
+                raise
+        best = best or _without_limit(board)
+        return board.plan(best.nodes, best.device)
+
+    def _better(self, board: Board, budget: Budget) -> Iterator[Found]:
+        """Ever better placements, level by level of halvings."""
+        least, beams = np.inf, [*_stay(board), *self._tried(board, [board.whole], budget)]
         for _ in range(self.splits + 1):
             beams = sorted(beams, key=lambda found: found.makespan)[: self.beams]
             if not beams:
                 break
-            best = min(best, beams[0], key=lambda found: found.makespan)
+            if beams[0].makespan < least:
+                least = beams[0].makespan
+                yield beams[0]
+            if budget.over(board.costs):
+                break
             halved = [half for found in beams for half in self._halved(board, found.nodes)]
-            beams = self._tried(board, halved) if halved else []
-        if best.makespan == np.inf:
-            best = _without_limit(board)
-        return plan_of(board.nodes, best.nodes, best.device)
+            beams = self._tried(board, halved, budget)
 
-    def _tried(self, board: Board, pieces: list[np.ndarray]) -> list[_Found]:
-        """The best placement of each list of pieces under any limit; costliest pieces first."""
-        mean = board.dim[board.nodes.whole].sum() / board.task.num_devices
-        limits = np.linspace(1.0, 1.5, self.limits) * mean
-        nodes = by_cost(board, np.repeat(np.stack(pieces), self.limits, axis=0))
-        placed = place(board, nodes, np.tile(limits, len(pieces)))
-        makespans = placed.makespans(board.costs).reshape(len(pieces), self.limits)
-        best = makespans.argmin(axis=1) + self.limits * np.arange(len(pieces))
-        return [_Found(float(makespans.ravel()[i]), placed.nodes[i], placed.device[i]) for i in best]
+    def _tried(self, board: Board, pieces: list[np.ndarray], budget: Budget) -> list[Found]:
+        """The best placement of each list of pieces under any limit."""
+        return best_under_limits(board, pieces, np.linspace(1.0, 1.5, self.limits).tolist(), budget)
 
     def _halved(self, board: Board, nodes: np.ndarray) -> list[np.ndarray]:
         """These pieces with one halved, each of the largest and of the costliest in turn."""
@@ -77,17 +92,16 @@ class NeuroShard:
         return found
 
 
-@dataclass(frozen=True, eq=False)
-class _Found:
-    """A list of pieces, the best placement of them, and what it is worth."""
+def _stay(board: Board) -> Iterator[Found]:
+    """The plan in use, where it keeps to the task: to be as good as that."""
+    for placement in in_use(board):
+        state = board.start(placement)
+        if not amiss(state):
+            yield Found(state.makespan, state.node, state.device)
 
-    makespan: float
-    nodes: np.ndarray
-    device: np.ndarray
 
-
-def _without_limit(board: Board) -> _Found:
-    placed = place(board, by_cost(board, board.nodes.whole)[None])
-    if not placed.feasible[0]:
-        raise what_misses(board, placed.nodes[0], placed.device[0])
-    return _Found(float(placed.makespans(board.costs)[0]), placed.nodes[0], placed.device[0])
+def _without_limit(board: Board) -> Found:
+    found = best_under_limits(board, [board.whole], [np.inf])[0]
+    if found.makespan == np.inf:
+        raise no_plan(board.task, board.plan(found.nodes, found.device))
+    return found

@@ -10,9 +10,9 @@ import numpy as np
 from shard_gym.errors import InvalidTask
 from shard_gym.simulators import Counted, FastSimulator
 from shard_gym.tasks import Constraints, Task
-from shard_gym_agents.solver import require_number
 
 CALLS_A_SECOND = 100_000
+GRACE = 0.1  # seconds that a first plan may take, whatever the budget
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,12 +80,6 @@ class Costs:
         slowest = int(latency.cost(self.task.objective).argmax())
         return 0.0 if latency.spread is None else float(latency.spread[slowest])
 
-    def makespan(self, sums: np.ndarray) -> float:
-        """What one plan is worth; refuses NaN."""
-        makespan = float(self.plans(sums).makespan)
-        require_number(makespan, self.planner)
-        return makespan
-
 
 class Budget:
     """When to stop: after so many seconds, or after so many plans asked about, which any machine does alike."""
@@ -111,3 +105,8 @@ class Budget:
         if self.calls:
             return costs.calls >= share * self.calls
         return self.spent_seconds >= share * self.seconds
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether to give up looking for any plan at all; a budget of plans asked about does not say when."""
+        return not self.calls and self.spent_seconds >= max(self.seconds, GRACE)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from shard_gym.errors import InfeasibleTask
-from shard_gym.random_plans import no_room
+from shard_gym.feasibility import disproof
+from shard_gym.memory import device_bytes
+from shard_gym.plan import Plan, check, violations
+from shard_gym.tasks import Task
 from shard_gym_agents.greedy import COSTS, CostGreedy, Greedy
-from shard_gym_agents.search_costs import Costs
+from shard_gym_agents.search_costs import Budget, Costs
+from shard_gym_agents.search_rules import Standing
 from shard_gym_agents.search_state import Board
 from shard_gym_agents.solver import require_number
 
 LIMITS = (1.02, 1.05, 1.1, 1.2, 1.35, np.inf)
 SHARDS_A_SECOND = 10**7  # asked about by cost-greedy in a third of the time, about
+AT_ONCE = 2**12  # shards of variants that are placed together, at most, between two looks at the budget
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,13 +31,61 @@ class Placed:
     nodes: np.ndarray  # (V, P), in the order they were placed
     device: np.ndarray  # (V, P)
     sums: np.ndarray  # (V, K, H)
-    feasible: np.ndarray  # (V,): every device has room for its pieces, and no more columns than allowed
+    feasible: np.ndarray  # (V,): every device has room for its pieces, no more columns than allowed, and rules are kept
 
     def makespans(self, costs: Costs) -> np.ndarray:
         """What the variants are worth, infinity where they are infeasible, (V,)."""
         worth = costs.plans(self.sums).makespan
         require_number(float(worth.min()), costs.planner)
         return np.where(self.feasible, worth, np.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """Pieces and their devices, and what the placement is worth: infinity if it is infeasible."""
+
+    makespan: float
+    nodes: np.ndarray  # (P,)
+    device: np.ndarray  # (P,)
+
+
+class _Space:
+    """Bytes left in variants under way, and where rules let pieces go; what must stay somewhere has its room there."""
+
+    def __init__(self, board: Board, count: int) -> None:
+        self.board = board
+        self.free = np.repeat(board.task.capacity[None], count, axis=0)
+        self.standing: Standing | None = None
+        if board.standing is None:
+            return
+        self.standing = board.standing.copy(1)
+        table = board.table[board.whole]
+        home = self.standing.rules.home[table]
+        kept = home >= 0
+        self.free -= np.bincount(home[kept], board.size[board.whole[kept]], board.task.num_devices).astype(np.int64)
+        self.standing.put(0, table[kept], home[kept])
+        self.standing = self.standing.copy(count)
+
+    def open(self, node: np.ndarray) -> np.ndarray:
+        """Where rules let one piece of each variant go, (V,) -> (V, K); its own room is given back."""
+        if self.standing is None:
+            return np.ones(1, bool)
+        table = self.board.table[node]
+        home = self.standing.rules.home[table]
+        kept = np.flatnonzero(home >= 0)
+        self.free[kept, home[kept]] += self.board.size[node[kept]]
+        self.standing.put(kept, table[kept], home[kept], -1)
+        return self.standing.open(table)
+
+    def most(self, open_to: np.ndarray) -> np.ndarray:
+        """Where most bytes are free, if possible where rules let a piece go, (V, K) -> (V,)."""
+        return np.where(open_to, self.free, self.free - 2**54).argmax(axis=1)
+
+    def take(self, each: np.ndarray, node: np.ndarray, device: np.ndarray) -> None:
+        """One piece of each variant goes to a device."""
+        self.free[each, device] -= self.board.size[node]
+        if self.standing is not None:
+            self.standing.put(each, self.board.table[node], device)
 
 
 def place(board: Board, nodes: np.ndarray, limits: np.ndarray | None = None) -> Placed:
@@ -44,24 +97,57 @@ def place(board: Board, nodes: np.ndarray, limits: np.ndarray | None = None) -> 
     count, k = len(nodes), board.task.num_devices
     sums = np.zeros((count, k, board.embedding.shape[1]))
     cost, dims = np.zeros((count, k)), np.zeros((count, k))
-    free = np.repeat(board.task.capacity[None], count, axis=0)
+    space = _Space(board, count)
     device, each = np.empty(nodes.shape, np.int64), np.arange(count)
     feasible = np.ones(count, bool)
     for i, node in enumerate(nodes.T):
-        legal = free >= board.size[node][:, None]
+        open_to = space.open(node)
+        legal = (space.free >= board.size[node][:, None]) & open_to
         if limits is not None:
             legal &= dims + board.dim[node][:, None] <= limits[:, None]
         chosen = np.where(legal, cost, np.inf).argmin(axis=1)
         nowhere = ~legal[each, chosen]
         if nowhere.any():
-            chosen = np.where(nowhere, free.argmax(axis=1), chosen)
+            chosen = np.where(nowhere, space.most(open_to), chosen)
             feasible &= ~nowhere
         device[:, i] = chosen
         sums[each, chosen] += board.embedding[node]
-        free[each, chosen] -= board.size[node]
+        space.take(each, node, chosen)
         dims[each, chosen] += board.dim[node]
         cost[each, chosen] = board.costs.compute(sums[each, chosen], chosen)
     return Placed(nodes, device, sums, feasible)
+
+
+def best_under_limits(
+    board: Board, pieces: list[np.ndarray], limits: Sequence[float], budget: Budget | None = None
+) -> list[Found]:
+    """The best placement of each list of pieces by greedies under limits of a device's columns, in units of the mean.
+
+    Costliest pieces first. Where no limit leads to a plan it is the first one's placement, which is worth infinity.
+    Lists that the budget leaves no time for are left out.
+    """
+    found: list[Found] = []
+    at_once = max(1, AT_ONCE // (len(limits) * board.task.num_devices))
+    for start in range(0, len(pieces), at_once):
+        if start and budget is not None and budget.over(board.costs):
+            break
+        found += _best_of(board, pieces[start : start + at_once], np.array(limits))
+    return found
+
+
+def _best_of(board: Board, pieces: list[np.ndarray], limits: np.ndarray) -> list[Found]:
+    most = max(map(len, pieces))
+    padded = np.stack([np.pad(nodes, (0, most - len(nodes)), constant_values=board.none) for nodes in pieces])
+    columns = limits * (board.dim[board.whole].sum() / board.task.num_devices)
+    nodes = by_cost(board, np.repeat(padded, len(limits), axis=0))
+    placed = place(board, nodes, np.tile(columns, len(pieces)))
+    makespans = placed.makespans(board.costs).reshape(len(pieces), len(limits))
+    best = makespans.argmin(axis=1) + len(limits) * np.arange(len(pieces))
+    real = [placed.nodes[i] != board.none for i in best]
+    return [
+        Found(float(makespans.ravel()[i]), placed.nodes[i][kept], placed.device[i][kept])
+        for i, kept in zip(best, real, strict=True)
+    ]
 
 
 def by_cost(board: Board, nodes: np.ndarray) -> np.ndarray:
@@ -69,35 +155,45 @@ def by_cost(board: Board, nodes: np.ndarray) -> np.ndarray:
     return np.take_along_axis(nodes, np.argsort(-board.single[nodes], axis=-1, kind="stable"), axis=-1)
 
 
-def what_misses(board: Board, nodes: np.ndarray, device: np.ndarray) -> InfeasibleTask:
-    """The error of a greedy that ran into a dead end: the first piece that found no room."""
-    free = board.task.capacity.copy()
-    for node, d in zip(nodes.tolist(), device.tolist(), strict=True):
-        if free[d] < board.size[node]:
-            return no_room(board.nodes.pieces, node, free)
-        free[d] -= board.size[node]
-    raise AssertionError("this placement fits")
+def no_plan(task: Task, nearest: Plan) -> InfeasibleTask:
+    """The error of a search without a plan: a proof that there is none, or what its nearest one lacks."""
+    if proof := disproof(task):
+        return InfeasibleTask(proof)
+    tables = check(task, nearest)
+    missing = device_bytes(tables, np.array(nearest.device)) - task.capacity
+    full = [f"device {d} has {missing[d]:,} bytes too few" for d in np.flatnonzero(missing > 0)]
+    rules = violations(task, nearest, tables)[len(full) :]
+    why = "; ".join(full + rules)
+    return InfeasibleTask(f"found no plan, which does not prove that there is none; in the nearest one {why}")
 
 
 def starts(board: Board, seconds: float) -> Iterator[np.ndarray]:
-    """Placements to begin from, (N,), the most promising first; they may overflow."""
+    """Placements to begin from, (N,), the most promising first; they may overflow, or break rules."""
     task, costs = board.task, board.costs
     if _affordable(costs, seconds):
         with suppress(InfeasibleTask):
             yield np.array(CostGreedy()(task, costs.planner).device)
     yield under_limits(board)
-    largest_first = board.nodes.whole[np.argsort(-board.size[board.nodes.whole], kind="stable")]
+    largest_first = board.whole[np.argsort(-board.size[board.whole], kind="stable")]
     yield _by_table(board, largest_first, place(board, largest_first[None]).device[0])
+    yield from in_use(board)
 
 
-def under_limits(board: Board, limits: tuple[float, ...] = LIMITS) -> np.ndarray:
-    """The best placement, (N,), of a greedy under limits of a device's columns, in units of the mean; may overflow."""
-    limits = limits[-1:] if board.costs.kernel else limits
-    mean = board.dim[board.nodes.whole].sum() / board.task.num_devices
-    nodes = np.repeat(by_cost(board, board.nodes.whole)[None], len(limits), axis=0)
-    placed = place(board, nodes, np.array(limits) * mean)
-    best = int(placed.makespans(board.costs)[::-1].argmin())  # where none is feasible the one without a limit
-    return _by_table(board, nodes[0], placed.device[::-1][best])
+def in_use(board: Board) -> Iterator[np.ndarray]:
+    """The plan in use, (N,), if it keeps to the task; where moves are limited, with those that rules demand made."""
+    task, rules = board.task, board.rules
+    base = task.constraints.base
+    if rules is not None and rules.away is not None:
+        yield rules.home[rules.leader]
+    elif base and not violations(task, Plan(base)):
+        yield np.array(base)
+
+
+def under_limits(board: Board) -> np.ndarray:
+    """The best placement, (N,), of a greedy under limits of a device's columns; may overflow."""
+    limits = LIMITS[-1:] if board.costs.kernel else LIMITS[::-1]  # where none is feasible the one without a limit
+    found = best_under_limits(board, [board.whole], limits)[0]
+    return _by_table(board, found.nodes, found.device)
 
 
 def named(board: Board) -> Iterator[np.ndarray]:
@@ -114,6 +210,6 @@ def _affordable(costs: Costs, seconds: float) -> bool:
 
 
 def _by_table(board: Board, nodes: np.ndarray, device: np.ndarray) -> np.ndarray:
-    placement = np.empty(len(nodes), np.int64)
+    placement = np.empty(board.task.num_tables, np.int64)
     placement[board.nodes.table[nodes]] = device
-    return placement
+    return placement if board.rules is None else placement[board.rules.leader]

@@ -15,6 +15,7 @@ RANDOM_PARTNERS = 8  # ... and some more of the others
 SCREENED = 20_000  # changes guessed about in one round, about, at most
 ASKED = 192  # changes asked about in one round, at most
 ASKED_SHARDS = 2**13  # and no more than so many shards, where devices touch
+HEAVY = 0.6  # share of its device's cost from which a piece is said to bind it
 SWAP, HALVE, JOIN = range(3)  # kinds of change; a move is a swap with nothing
 
 
@@ -66,10 +67,7 @@ def _swaps(state: State, source: int, asked: int, rng: np.random.Generator) -> C
     out_size, back_size = board.size[state.node[mine]][:, None], board.size[node]
     grows = out_size - back_size
     fits = (grows <= state.free[target]) & (grows >= -state.free[source])
-    if board.allowed is not None:
-        fits &= board.allowed[board.nodes.table[state.node[mine]]][:, target]
-        home = board.allowed[board.nodes.table[state.node[back]], source]
-        fits &= home | (back < 0)
+    fits &= state.breaks(mine[:, None], target, back) <= 0
     none = back < 0
     lost = state.added[mine][:, None] - np.where(none, 0.0, state.added[back])
     lost_forward = state.added_forward[mine][:, None] - np.where(none, 0.0, state.added_forward[back])
@@ -118,12 +116,10 @@ def _joined(state: State, source: int, asked: int) -> Changes:
 
 
 def _fitting(state: State, found: Changes, asked: int) -> Changes:
+    """Halvings and joins that memory lets be made, the most promising by guess; no rule speaks of such tables."""
     board = state.board
     grows = board.size[found.enters_target] - board.size[found.leaves_target]
-    fits = grows <= state.free[found.target]
-    if board.allowed is not None:
-        fits &= board.allowed[board.nodes.table[state.node[found.piece]], found.target]
-    found = found.take(np.flatnonzero(fits))
+    found = found.take(np.flatnonzero(grows <= state.free[found.target]))
     return found.take(_smallest(found.guess, asked))
 
 
@@ -211,6 +207,35 @@ def improve(state: State, rng: np.random.Generator) -> bool:
     if len(state.board.nodes) == state.board.task.num_tables:
         return False
     return any(_make_best(state, kind(state, source, asked)) for source in sources for kind in (_halved, _joined))
+
+
+def finer(state: State) -> State | None:
+    """Where one piece is most of what the slowest device computes: with it, and all that are as dear, in halves.
+
+    To halve one of two equal pieces helps no more than to halve none. The halves go to the devices with least to do.
+    """
+    board, load = state.board, state.own + state.forward
+    source = int(load.argmax())
+    mine = np.flatnonzero((state.device == source) & board.may_split[state.node])
+    if not len(mine):
+        return None
+    single = board.single[state.node]
+    dearest = mine[single[mine].argmax()]
+    if state.added[dearest] + state.added_forward[dearest] < HEAVY * load[source]:
+        return None
+    halved, slowness = state.copy(), board.costs.slowness
+    for piece in np.flatnonzero(board.may_split[state.node] & (single >= single[dearest])).tolist():
+        home, node = int(state.device[piece]), int(state.node[piece])
+        room = halved.free >= board.size[node + 1]
+        room[home] = False
+        if not room.any():
+            return None
+        target = int(np.where(room, load, np.inf).argmin())
+        halved.halve(piece, target)
+        load[home] -= single[piece] * (1 - board.half_share[node]) * slowness[home]
+        load[target] += single[piece] * board.half_share[node] * slowness[target]
+    halved.settle()
+    return halved
 
 
 def _make_best(state: State, found: Changes) -> bool:

@@ -1,46 +1,88 @@
-"""A feasible start where greedies run into dead ends: first no device overflows, then the makespan counts."""
+"""A feasible start where greedies run into dead ends: first rules and memory are kept, then the makespan counts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import count
 
 import numpy as np
 
+from shard_gym.errors import InfeasibleTask
+from shard_gym.feasibility import disproof
 from shard_gym.random_plans import first_fit_decreasing
+from shard_gym_agents.search_costs import Budget
+from shard_gym_agents.search_greedy import no_plan
 from shard_gym_agents.search_state import Board, State
 
 KICKS = 60  # times that a repair which is stuck moves something at random
 PAIRS = 20_000  # exchanges looked at in one round, about
+AGAIN, AGAIN_KICKS = 40, 8  # repairs tried anew where those of all starts failed, without a budget of seconds; kicks
+RULE = 2**53  # bytes of overflow that a broken rule counts as: more than any
 
 
-def feasible(board: Board, starts: Iterable[np.ndarray], rng: np.random.Generator) -> State:
-    """The first of these placements, (N,), that can be repaired; else first-fit-decreasing, which says what misses."""
-    for placement in starts:
-        state = board.start(placement)
-        if not state.overflow or repair(state, rng):
+def feasible(board: Board, starts: Iterable[np.ndarray], budget: Budget, rng: np.random.Generator) -> State:
+    """The first of these placements, (N,), that can be repaired, of tasks with rules or a plan in use the best.
+
+    Where none can, the error that says what misses.
+    """
+    states: Iterable[State] = (board.start(placement) for placement in starts)
+    if board.rules is not None or board.task.constraints.base:
+        states = sorted(states, key=lambda state: (amiss(state), state.makespan))
+    tried = []
+    for state in states:
+        if not amiss(state) or repair(state, rng, budget):
             return state
-    return board.start(first_fit_decreasing(board.task))
+        tried.append(state)
+        if budget.hopeless:
+            break
+    return _last_resorts(min(tried, key=amiss), budget, rng)
 
 
-def repair(state: State, rng: np.random.Generator, kicks: int = KICKS) -> bool:
-    """Move, swap and halve pieces until no device overflows; whether that came to be."""
-    best, left = state.copy(), state.overflow
-    while state.overflow and kicks:
-        if _less_overflow(state, rng) or _halve_largest(state):
+def _last_resorts(state: State, budget: Budget, rng: np.random.Generator) -> State:
+    """Where repairs failed: a proof that all must fail, first-fit-decreasing, and other repairs."""
+    task = state.board.task
+    if disproof(task):
+        raise no_plan(task, state.plan())
+    if state.board.rules is None:
+        try:
+            return state.board.start(first_fit_decreasing(task))
+        except InfeasibleTask:
+            pass
+    for _ in range(AGAIN) if budget.calls else count():
+        if budget.hopeless:
+            break
+        redeal(state, rng)
+        if repair(state, rng, budget, AGAIN_KICKS):
+            return state
+    raise no_plan(task, state.plan())
+
+
+def amiss(state: State) -> int:
+    """How far a placement is from being feasible: bytes that do not fit, and more than any bytes for a broken rule."""
+    return state.overflow + RULE * state.broken
+
+
+def repair(state: State, rng: np.random.Generator, budget: Budget | None = None, kicks: int = KICKS) -> bool:
+    """Move, swap and halve pieces until nothing is amiss; whether that came to be. If not, it is the best seen."""
+    best, least = state.copy(), amiss(state)
+    while (left := amiss(state)) and kicks and not (budget is not None and budget.hopeless):
+        if _less_amiss(state, rng) or _halve_largest(state):
             continue
-        if state.overflow <= left:
-            best, left = state.copy(), state.overflow
+        if left <= least:
+            best, least = state.copy(), left
         else:
             vars(state).update(vars(best.copy()))
         kicks -= 1
         shake(state, rng)
+    if amiss(state) > least:
+        vars(state).update(vars(best))
     state.settle()
-    return not state.overflow
+    return not amiss(state)
 
 
-def _less_overflow(state: State, rng: np.random.Generator) -> bool:
-    """Make the move or swap of the fullest device that leaves the least overflow, if less than now."""
-    board, source = state.board, int(state.free.argmin())
+def _less_amiss(state: State, rng: np.random.Generator) -> bool:
+    """Make the move or swap of the most troubled device that leaves the least amiss, if less than now."""
+    board, source = state.board, _troubled(state, rng)
     mine = np.flatnonzero(state.device == source)
     others = np.flatnonzero(state.device != source)
     if len(mine) * len(others) > PAIRS:
@@ -52,12 +94,7 @@ def _less_overflow(state: State, rng: np.random.Generator) -> bool:
     grows = board.size[state.node[mine]][:, None] - came
     before = np.maximum(-state.free[source], 0) + np.maximum(-state.free[target], 0)
     after = np.maximum(-(state.free[source] + grows), 0) + np.maximum(-(state.free[target] - grows), 0)
-    change = (after - before).astype(np.float64)
-    if board.allowed is not None:
-        tables = board.nodes.table[state.node]
-        forbidden = ~board.allowed[tables[mine]][:, target]
-        forbidden |= ~board.allowed[tables[back], source] & (back >= 0)
-        change[forbidden] = np.inf
+    change = (after - before).astype(np.float64) + float(RULE) * state.breaks(mine[:, None], target, back)
     least = change.min() if change.size else 0.0
     if least >= 0:
         return False
@@ -68,6 +105,15 @@ def _less_overflow(state: State, rng: np.random.Generator) -> bool:
     return True
 
 
+def _troubled(state: State, rng: np.random.Generator) -> int:
+    """The fullest device, or while rules are broken a device of a piece that has a part in it."""
+    if state.standing is not None:
+        trouble = np.flatnonzero(state.standing.troubled(state.board.table[state.node], state.device))
+        if len(trouble):
+            return int(state.device[rng.choice(trouble)])
+    return int(state.free.argmin())
+
+
 def _halve_largest(state: State) -> bool:
     """Halve the largest piece of the fullest device; the new half goes where most is free, fit or not.
 
@@ -75,7 +121,7 @@ def _halve_largest(state: State) -> bool:
     """
     source, target = int(state.free.argmin()), int(state.free.argmax())
     mine = np.flatnonzero((state.device == source) & state.board.may_split[state.node])
-    if not len(mine) or source == target:
+    if not len(mine) or source == target or not state.overflow:
         return False
     size = state.board.size[state.node[mine]]
     piece = int(mine[size.argmax()])
@@ -84,23 +130,40 @@ def _halve_largest(state: State) -> bool:
 
 
 def shake(state: State, rng: np.random.Generator) -> None:
-    """Swap a few random pieces, whatever fits."""
+    """Swap a few random pieces, whatever fits; where moves are limited, first one that moved goes home."""
+    go_home(state, rng)
     for piece, other in rng.integers(len(state.node), size=(3, 2)).tolist():
         home, away = int(state.device[piece]), int(state.device[other])
-        if _may_be(state, piece, away) and _may_be(state, other, home):
+        if home != away and state.breaks(piece, away, other) <= 0:
             state.relocate(piece, away)
             state.relocate(other, home)
 
 
 def redeal(state: State, rng: np.random.Generator) -> None:
     """Deal the pieces of a few devices anew among these, whatever fits."""
+    go_home(state, rng)
     devices = rng.choice(len(state.free), size=min(len(state.free), int(rng.integers(2, 4))), replace=False)
     pieces = np.flatnonzero(np.logical_or.reduce([state.device == d for d in devices]))
     for piece, target in zip(pieces.tolist(), rng.choice(devices, len(pieces)).tolist(), strict=True):
-        if _may_be(state, piece, target):
+        if state.breaks(piece, target) <= 0:
             state.relocate(piece, target)
 
 
-def _may_be(state: State, piece: int, device: int) -> bool:
-    allowed = state.board.allowed
-    return allowed is None or bool(allowed[state.board.nodes.table[state.node[piece]], device])
+def go_home(state: State, rng: np.random.Generator, fit: bool = False) -> tuple[int, ...]:
+    """Where only so many tables may move, one that did goes back, if asked so only where it fits; devices touched."""
+    rules = state.board.rules
+    if rules is None or rules.away is None:
+        return ()
+    home = rules.home[state.board.table[state.node]]
+    may = home != state.device
+    if fit:
+        may &= state.board.size[state.node] <= state.free[home]
+    moved = np.flatnonzero(may)
+    if not len(moved):
+        return ()
+    piece = int(rng.choice(moved))
+    source, target = int(state.device[piece]), int(home[piece])
+    if state.breaks(piece, target) > 0:
+        return ()
+    state.relocate(piece, target)
+    return source, target

@@ -9,8 +9,10 @@ import numpy as np
 from shard_gym.memory import device_sums, table_bytes
 from shard_gym.nodes import Nodes
 from shard_gym.plan import Plan
+from shard_gym.room import Rules
 from shard_gym.tasks import Task
 from shard_gym_agents.search_costs import Costs
+from shard_gym_agents.search_rules import Standing
 from shard_gym_agents.solver import require_number
 
 EXACT_SHARDS = 2**18  # asked about at the start for what each piece adds; beyond, its share is guessed
@@ -18,26 +20,51 @@ BALANCE = 0.01  # weight of the unevenness of all devices beside the makespan
 
 
 class Board:
-    """What stays the same during a search: the nodes that pieces are of, what they add, and where they may go."""
+    """What stays the same during a search: the nodes that pieces are of, what they add, and where they may go.
 
-    def __init__(self, task: Task, costs: Costs, splits: bool = False, allowed: np.ndarray | None = None) -> None:
-        self.task, self.costs = task, costs
+    Tables that must be together are one piece, the first of them; the others are no pieces.
+    """
+
+    def __init__(self, task: Task, costs: Costs, splits: bool = False) -> None:
+        self.task, self.costs, self.rules = task, costs, Rules.of(task)
         self.nodes = Nodes.of(task, splits and task.splits_allowed)
         pieces = self.nodes.pieces
         self.none = len(self.nodes)  # a node of no size and no cost
-        self.embedding = np.pad(costs.planner.embed(pieces), ((0, 1), (0, 0)))
-        self.size = np.append(table_bytes(pieces), 0)
-        self.dim = np.append(pieces.tables.dim.astype(np.float64), 0.0)
+        self.whole = self.nodes.whole if self.rules is None else self.nodes.whole[self.rules.leads]  # to begin with
+        self.table = np.append(self.nodes.table, -1)
+        self.embedding = self._merged(costs.planner.embed(pieces))
+        self.size = self._merged(table_bytes(pieces))
+        self.dim = self._merged(pieces.tables.dim.astype(np.float64))
         self.single = costs.compute(self.embedding, 0)  # computation of each piece alone, on the first device
         self.may_split = np.append(self.nodes.may_split, False)
         half = np.append(self.single[1:], 1.0)
         self.half_share = np.where(self.may_split, half / np.maximum(self.single, 1e-12), 1.0).clip(0.0, 1.0)
         self.alike = len(set(task.speed)) == 1
-        self.allowed = allowed  # (N, K) bool; None: anywhere
+        self.standing = None if self.rules is None else Standing(task, self.rules)  # of no table placed
 
     def start(self, device: Sequence[int] | np.ndarray, node: np.ndarray | None = None) -> State:
-        """Pieces on devices, whole tables unless told otherwise."""
-        return State(self, self.nodes.whole if node is None else node, np.array(device))
+        """Pieces on devices, or whole tables, (N,); those that must be together go where the first of them is."""
+        if node is not None:
+            return State(self, node, np.array(device))
+        return State(self, self.whole, np.array(device)[self.nodes.table[self.whole]])
+
+    def plan(self, node: np.ndarray, device: np.ndarray) -> Plan:
+        """Pieces on devices as a plan: splits that lead to these pieces, and a device for each."""
+        if self.rules is not None:
+            led = np.flatnonzero(~self.rules.leads)
+            where = np.empty(len(self.nodes), np.int64)
+            where[node] = device
+            leader = self.nodes.whole[self.rules.leader[led]]
+            node, device = np.append(node, self.nodes.whole[led]), np.append(device, where[leader])
+        return plan_of(self.nodes, node, device)
+
+    def _merged(self, values: np.ndarray) -> np.ndarray:
+        """Values of nodes, those of tables together in the first one's row, and a row of zeros for no node."""
+        if self.rules is not None:
+            whole = self.nodes.whole
+            values = values.copy()
+            values[whole] = self.rules.merged(values[whole])
+        return np.pad(values, ((0, 1), *((0, 0),) * (values.ndim - 1)))
 
 
 class State:
@@ -49,6 +76,9 @@ class State:
         self.sums = device_sums(board.embedding[node], self.device, k)
         used = device_sums(board.size[node][:, None].astype(np.float64), self.device, k)[:, 0]
         self.free = board.task.capacity - used.astype(np.int64)
+        self.standing = None if board.standing is None else board.standing.copy()
+        if self.standing is not None:
+            self.standing.put(0, board.table[node], self.device)
         self.scaling_share = 1.0 if board.alike else board.costs.scaling_share(self.sums)
         self.settle()
 
@@ -58,6 +88,7 @@ class State:
         other.board, other.scaling_share = self.board, self.scaling_share
         for name in ("node", "device", "sums", "free", "forward", "own", "added", "added_forward"):
             setattr(other, name, getattr(self, name).copy())
+        other.standing = None if self.standing is None else self.standing.copy()
         return other
 
     @property
@@ -74,6 +105,18 @@ class State:
     def overflow(self) -> int:
         """Bytes that do not fit, over all devices."""
         return int(np.maximum(-self.free, 0).sum())
+
+    @property
+    def broken(self) -> int:
+        """Rules that are broken: two tables on one device that must be apart, or a move too many."""
+        return 0 if self.standing is None else self.standing.broken(self.board.table[self.node], self.device)
+
+    def breaks(self, piece: np.ndarray | int, target: np.ndarray | int, other: np.ndarray | int = -1) -> np.ndarray:
+        """How many more rules are broken if pieces go to a device, in exchange with others (-1: with none)."""
+        if self.standing is None:
+            return np.zeros((), np.int64)
+        table = np.append(self.board.table[self.node], -1)
+        return self.standing.breaks(table[piece], self.device[piece], target, table[other])
 
     def rescore(self) -> None:
         """Ask what all devices cost."""
@@ -128,6 +171,9 @@ class State:
         node = int(self.node[piece])
         self.shift(int(self.device[piece]), node, self.board.none)
         self.shift(target, self.board.none, node)
+        if self.standing is not None:
+            self.standing.put(0, self.board.table[node], self.device[piece], -1)
+            self.standing.put(0, self.board.table[node], target)
         self.device[piece] = target
 
     def halve(self, piece: int, target: int) -> None:
@@ -153,7 +199,7 @@ class State:
 
     def plan(self) -> Plan:
         """The placement as a plan: splits that lead to these pieces, and a device for each."""
-        return plan_of(self.board.nodes, self.node, self.device)
+        return self.board.plan(self.node, self.device)
 
 
 def value(forward: np.ndarray, own: np.ndarray) -> np.ndarray:
