@@ -249,7 +249,7 @@ def test_drawing_in_parts_changes_nothing(monkeypatch):
     sizes = []
     drawn = random_plans._drawn
     monkeypatch.setattr(random_plans, "CHUNK", 7 * task.num_tables)
-    monkeypatch.setattr(random_plans, "_drawn", lambda t, count, rng: sizes.append(count) or drawn(t, count, rng))
+    monkeypatch.setattr(random_plans, "_drawn", lambda t, count, *how: sizes.append(count) or drawn(t, count, *how))
     assert (random_placements(task, 50, np.random.default_rng(0)) == whole).all()
     assert sizes == [7] * 7 + [1]
     assert random_placements(task, 0, np.random.default_rng(0)).shape == (0, task.num_tables)
