@@ -25,7 +25,9 @@ power laws through the coverages of the paper's Table 5, so rows and coverages o
 construction, and those of the 3-tier plan where it ends DP; what is left to be compared are the rows of Flex, the
 reductions of Table 6 and the plans that the paper does not have. All-to-all sizes are elements, as in the paper.
 Plans are memory-neutral. Times come from `{IDEAL}` (the ratio of bandwidths that the paper's break-evens use, no
-latencies) and `{MEASURED}` (straight lines through its Table 6); nothing here was measured on a GPU.
+latencies) and `{MEASURED}` (straight lines through its Table 6); nothing here was measured on a GPU. In Figure 1 a
+pooled table's samples are summed by a reduce-scatter, to which each GPU sends its part of every sample, as TorchRec's
+planner counts it.
 
 ![Figure 1](papers_flexshard_figure-1.png)
 ![Figure 3](papers_flexshard_figure-3.png)
@@ -154,7 +156,7 @@ def _break_evens(on: Network) -> tuple[float, float]:
 
 def _figure_5(figure: Any) -> None:
     """Memory and communication over RW's as ever more rows go to DP, with points A to D; and where Flex leads."""
-    axes = figure.subplots()
+    axes, whole = figure.subplots(1, 2)
     for colour, m in zip(("tab:blue", "tab:orange", "tab:green", "tab:red"), MODELS.values(), strict=True):
         task = _task(m)
         frontier, base = Frontier(task), worth(task, TieredPlan.uniform(task, "rw"))
@@ -165,11 +167,16 @@ def _figure_5(figure: Any) -> None:
         budgets = np.linspace(worth(task, points["A"]).memory_bytes, base.memory_bytes * 1.3, 40)
         best = [worth(task, frontier.best("flex3", float(b))) for b in budgets]
         axes.plot(*_over(best, base), color=colour, linestyle="--", label="flex3")
-        for name in "AB":
-            x, y = _over([worth(task, points[name])], base)
-            axes.annotate(name, (x[0], y[0]))
-    axes.axhline(0, color="black", linewidth=0.5)
-    axes.set(xlabel="communication over RW's, ms a step", ylabel="memory over RW's, GB a GPU")
+        ranks = np.geomspace(1, m.rows, 300)
+        whole.plot(*_over([worth(task, TieredPlan((int(n),), (0,))) for n in ranks], base), color=colour)
+        for name, plan in points.items():
+            (x,), (y,) = _over([worth(task, plan)], base)
+            (axes if name in "AB" else whole).annotate(name, (x, y))
+    for part in (axes, whole):
+        part.axhline(0, color="black", linewidth=0.5)
+        part.set(xlabel="communication over RW's, ms a step", ylabel="memory over RW's, GB a GPU")
+    whole.set(yscale="symlog", title="to all rows in DP")
+    axes.set(title="the first rows")
     axes.legend(fontsize=6)
 
 

@@ -38,6 +38,8 @@ def as_unsharded(cuts):
         kept = (of_dp, of_flex[rank % per_node :: per_node], of_rw[rank::world])
         for parameter, gradient in zip((table.dp, table.flex, table.rw), kept, strict=True):
             torch.testing.assert_close(parameter.grad, gradient)
+    assert {tensor.device.type for tensor in table.to("meta").state_dict().values()} == {"meta"}  # all goes along
+    assert table.position.device.type == "meta"
     return True
 
 

@@ -4,8 +4,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import shard_gym  # noqa: F401  # registers the ids
+from shard_gym.env import BadAction
 from shard_gym.errors import InvalidTask, UnknownName
 from shard_gym.rowwise import bank
 from shard_gym.rowwise.curves import from_rows
@@ -17,10 +19,10 @@ from shard_gym_agents.flexshard import Frontier
 IDS = [f"ShardGym-Flex-{name}" for name in bank.NAMES]
 
 
-def small(extra_bytes=0.0):
+def small(extra_bytes=0.0, **settings):
     on = Network(2, 2, a2a_global=1e3, a2a_intra=4e3, ar_global=3e3, ar_cross=1e3, a2a_global_ms=0.5)
     p = np.minimum(1, np.arange(1, 65) ** -1.0)
-    return RowTask((SequenceTable("t", from_rows(p), 1),), on, 100, extra_bytes)
+    return RowTask((SequenceTable("t", from_rows(p), 1, **settings),), on, 100, extra_bytes)
 
 
 def play(env, choose, **reset):
@@ -39,6 +41,41 @@ def test_every_id_passes_the_checkers(key):
     sb3.check_env(env.unwrapped)
     vector = gym.make_vec(key, num_envs=2, vectorization_mode="sync")
     assert vector.reset(seed=0)[0].shape == (2, 11)
+
+
+@pytest.mark.parametrize("key", IDS)
+def test_shown_and_rewards_have_their_types_and_follow_the_seed(key):
+    one, twin = (gym.make(key, split="test").unwrapped for _ in range(2))
+    for seed in (7, None):  # the seed's first episode, and its second
+        (shown, info), (same, _), over = one.reset(seed=seed), twin.reset(seed=seed), False
+        while not over:
+            assert shown.dtype == np.float32 and shown.shape == (11,) and np.isfinite(shown).all()
+            assert (shown == same).all() and info["action_mask"].dtype == np.int8
+            action = int(np.flatnonzero(info["action_mask"])[-1])
+            shown, reward, over, _, info = one.step(action)
+            same, again, *_ = twin.step(action)
+            assert type(reward) is float and reward == again
+
+
+def test_side_by_side_environments_are_those_that_run_alone():
+    make = lambda: FlexEnv("4x8", "test")  # noqa: E731
+    many = SyncVectorEnv([make] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
+    alone, rng = [make() for _ in range(3)], np.random.default_rng(0)
+    shown, _ = many.reset(seed=5)
+    assert all((env.reset(seed=5 + n)[0] == shown[n]).all() for n, env in enumerate(alone))
+    for _ in range(2 * STRETCHES):
+        actions = rng.integers(3, size=3)
+        shown, rewards, over, _, _ = many.step(actions)
+        for n, env in enumerate(alone):
+            one, reward, end, _, _ = env.step(actions[n])
+            assert (reward, end) == (rewards[n], over[n])
+            assert ((env.reset()[0] if end else one) == shown[n]).all()
+
+
+def test_all_rw_fits_by_the_mask_whatever_rounding_says():
+    for task in bank.tasks("4x8", "val"):
+        _, info = play(FlexEnv([task]), lambda mask: int(np.flatnonzero(mask)[-1]), seed=0)
+        assert info["feasible"] and set(info["tiers"]) == {2}
 
 
 def test_uniform_tiers_cost_what_the_task_says():
@@ -61,6 +98,9 @@ def test_whoever_keeps_to_the_mask_fits_and_cannot_beat_the_bound(key):
 
 def test_every_infeasible_end_is_below_every_feasible_one():
     rng, task = np.random.default_rng(1), small()
+    hopeless = small(extra_bytes=-1e6)  # less than nothing is left: no plan fits, and one over by more is still worse
+    rewards = [play(FlexEnv([hopeless]), lambda mask, tier=tier: tier, seed=0)[0] for tier in (2, 1, 0)]
+    assert max(rewards) < -1 and play(FlexEnv([task]), lambda mask: 2, seed=0)[0] == -1
     ends = [play(FlexEnv([task]), lambda mask: int(rng.integers(3)), seed=0) for _ in range(40)]
     ends += [play(FlexEnv([task]), lambda mask: int(rng.choice(np.flatnonzero(mask))), seed=0) for _ in range(40)]
     feasible = [reward for reward, info in ends if info["feasible"]]
@@ -100,13 +140,23 @@ def test_bad_input_is_refused():
         FlexEnv("5x9")
     with pytest.raises(InvalidTask):
         FlexEnv([])
+    with pytest.raises(InvalidTask, match="pooled"):
+        FlexEnv([small(pooled=True)])
+    with pytest.raises(InvalidTask, match="no sample"):
+        FlexEnv([RowTask((SequenceTable("t", from_rows(np.zeros(9)), 1),), small().network, 10)])
+    env = FlexEnv("RM")
+    for index in (4, "first"):
+        with pytest.raises(InvalidTask, match="4 tasks"):
+            env.reset(options={"task": index})
     env = FlexEnv("RM")
     with pytest.raises(Exception, match="reset"):
         env.step(0)
     env.reset(seed=0)
-    with pytest.raises(Exception, match="no action 3"):
-        env.step(3)
-    for _ in range(STRETCHES):
+    for action in (3, -1, 1.5, "DP", None):
+        with pytest.raises(BadAction, match="choose 0 for DP"):
+            env.step(action)
+    env.step(np.array(2))
+    for _ in range(STRETCHES - 1):
         env.step(2)
     with pytest.raises(Exception, match="over"):
         env.step(2)

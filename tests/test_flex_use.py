@@ -1,11 +1,13 @@
 """Tiered plans in use: the command, the report, TorchRec, and pooled tables on the same devices."""
 
 import json
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
 from shard_gym import Task, make_pool, simulators
+from shard_gym.bridge.launch import launch
 from shard_gym.errors import InfeasibleTask, InvalidPlan, InvalidTask, UnknownName
 from shard_gym.plan import violations
 from shard_gym.rowwise.curves import power_law
@@ -45,6 +47,11 @@ def test_the_command_plans_reports_and_keeps(method, tmp_path, capsys):
         (["--table", TABLE, "--extra-gb", "-100"], "at the least"),
         (["--network", "token-ring"], "token-ring"),
         (["--plan", "nowhere.json"], "nowhere.json"),
+        (["--nodes", "0"], "got 0 x 8"),
+        (["--copies", "0.5"], "copies=0.5"),
+        (["--extra-gb", "inf"], "extra_bytes"),
+        (["--table", "rows=1e400,length=1"], "for example"),
+        (["--table", TABLE, "--method", "flex3-paper", "--extra-gb", "-100"], "flex3-paper needs"),
     ],
 )
 def test_the_command_says_what_is_wrong(arguments, word, capsys):
@@ -73,6 +80,95 @@ def test_tiers_of_one_kind_are_torchrecs_and_others_are_divided():
         uniform_plan(task, plan)
     parts = divided(task, plan)
     assert parts == [("h/dp", "dp", 0, 10), ("h/flex", "flex", 10, 90), ("h/rw", "rw", 100, 99_900)]
+
+
+def embedding_collection(names, rows, device="cpu"):
+    import torch
+    import torchrec
+
+    configs = [
+        torchrec.EmbeddingConfig(num_embeddings=r, embedding_dim=8, name=name, feature_names=[name])
+        for name, r in zip(names, rows, strict=True)
+    ]
+    return torchrec.EmbeddingCollection(tables=configs, device=torch.device(device))
+
+
+def task_of_devices(names, rows, devices=2):
+    """The same tables as a task of devices, which is what the bridge to TorchRec takes."""
+    pool = make_pool(rows=rows, dim=[8] * len(rows), pooling=[1.0] * len(rows), name=names, dtype="fp32")
+    return Task(pool, (10**9,) * devices)
+
+
+def sequences(rows):
+    """A curve for each of these tables, on a node of two GPUs."""
+    tables = (SequenceTable(f"t{n}", power_law(r, 3.0, 1.0), 8) for n, r in enumerate(rows))
+    return RowTask(tuple(tables), Network(1, 2, 1e6, 2e6, 3e6, 1e6), 4)
+
+
+def looked_up_by_torchrec(names, rows, plan):
+    """On each rank: whether an EmbeddingCollection sharded by the plan finds the rows of an unsharded one, and what it
+    holds; a backward pass follows.
+    """
+    import torch
+    from torch import distributed
+    from torchrec import KeyedJaggedTensor
+    from torchrec.distributed import DistributedModelParallel, ShardingEnv
+    from torchrec.distributed.embedding import EmbeddingCollectionSharder
+
+    from shard_gym.bridge.plans import to_torchrec
+
+    torch.manual_seed(0)
+    whole, rank = embedding_collection(names, rows), distributed.get_rank()
+    torch.manual_seed(0)
+    model = DistributedModelParallel(
+        embedding_collection(names, rows),
+        env=ShardingEnv.from_process_group(distributed.group.WORLD),
+        device=torch.device("cpu"),
+        plan=to_torchrec(plan, task_of_devices(names, rows), embedding_collection(names, rows), device="cpu"),
+        sharders=[EmbeddingCollectionSharder()],
+    )
+    weights = model.state_dict()
+    for name, weight in whole.state_dict().items():  # the same rows on either side
+        for shard in weights[name].local_shards():
+            first = shard.metadata.shard_offsets[0]
+            shard.tensor.copy_(weight[first : first + len(shard.tensor)])
+    lengths = torch.tensor([2, 0, 3, 1] * len(names))
+    ids = torch.cat([torch.randint(0, r, (6,), generator=torch.Generator().manual_seed(rank)) for r in rows])
+    batch = KeyedJaggedTensor(list(names), ids, lengths=lengths)
+    found, expected = model(batch), whole(batch)
+    sum(found[name].values().sum() for name in names).backward()
+    held = {name: [s.metadata.shard_sizes[0] for s in w.local_shards()] for name, w in weights.items()}
+    return all(torch.equal(found[name].values(), expected[name].values()) for name in names), held
+
+
+@pytest.mark.skipif(find_spec("torchrec") is None, reason="needs TorchRec")
+def test_torchrec_runs_sequence_tables_that_are_rw():
+    rows = (101, 40)
+    task = sequences(rows)
+    plan = uniform_plan(task, TieredPlan.uniform(task, "rw"))
+    ranks = launch(looked_up_by_torchrec, 2, ("t0", "t1"), rows, plan)
+    assert [same for same, _ in ranks] == [True, True]
+    held = [{name.split(".")[1]: sizes for name, sizes in shards.items()} for _, shards in ranks]
+    assert held == [{"t0": [51], "t1": [20]}, {"t0": [50], "t1": [20]}]
+
+
+@pytest.mark.skipif(find_spec("torchrec") is None, reason="needs TorchRec")
+def test_torchrec_has_a_divided_table_as_one_of_dp_and_one_of_rw():
+    """As a plan for GPUs: TorchRec's data-parallel tables of sequences do not run on CPUs, which `to_torchrec` says."""
+    from shard_gym.bridge.plans import to_torchrec
+
+    task = sequences((101,))
+    names, tiers, first, rows = zip(*divided(task, TieredPlan((30,), (0,))), strict=True)
+    assert (names, tiers, first, rows) == (("t0/dp", "t0/rw"), ("dp", "rw"), (0, 30), (30, 71))
+    tables = (SequenceTable(n, power_law(r, 1.0, 1.0), 8) for n, r in zip(names, rows, strict=True))
+    apart = RowTask(tuple(tables), task.network, 4)
+    plan = uniform_plan(apart, TieredPlan((30, 0), (0, 0)))
+    module = embedding_collection(names, rows, "meta")
+    found = to_torchrec(plan, task_of_devices(names, rows), module).plan[""]
+    assert [found[n].sharding_type for n in names] == ["data_parallel", "row_wise"]
+    assert [shard.shard_sizes for shard in found["t0/rw"].sharding_spec.shards] == [[36, 8], [35, 8]]
+    with pytest.raises(InvalidPlan, match="t0/dp"):
+        to_torchrec(plan, task_of_devices(names, rows), module, device="cpu")
 
 
 def test_unknown_methods_are_refused():

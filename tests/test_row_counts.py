@@ -5,8 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard_gym.errors import InvalidPool
+from shard_gym.bridge.logs import Log
+from shard_gym.errors import InvalidPool, UnknownName
 from shard_gym.rowwise.counts import RowCounter
+from shard_gym.rowwise.curves import Curve, from_counts
+from shard_gym.rowwise.logged import count_log
+from shard_gym_agents.flex_cli import main
 
 batches = st.lists(st.lists(st.lists(st.integers(0, 40), max_size=8), max_size=5), min_size=1, max_size=6)
 
@@ -77,6 +81,65 @@ def test_what_is_no_batch_is_refused(ids, lengths):
         RowCounter().add(np.array(ids), np.array(lengths))
 
 
-def test_nothing_counted_is_no_curve():
+def parquet(path, column):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"history": column, "other": list(range(len(column)))}), path)
+    return path
+
+
+def test_a_log_of_lists_in_two_files_by_hand(tmp_path):
+    logs = [parquet(tmp_path / "a.parquet", [[3, 3, 1], []]), parquet(tmp_path / "b.parquet", [[1], [1, 9]])]
+    counter = count_log(Log(logs, ["history"]), rows=10)
+    assert (counter.samples, counter.lookups, counter.exact) == (4, 6, True)
+    curve = counter.curve(10)
+    assert (curve.probability.tolist(), curve.rows.tolist()) == ([0.75, 0.25, 0.0], [1, 2, 7])
+
+
+def test_texts_of_csv_are_rows_of_their_own_or_share_those_told(tmp_path):
+    pytest.importorskip("pyarrow")
+    log = tmp_path / "log.csv"
+    log.write_text("history,day\n" + "".join(f"{text},1\n" for text in ("left", "right", "left", "", "up")))
+    curve = count_log(Log([log], ["history"])).curve()
+    assert (curve.probability.tolist(), curve.rows.tolist()) == ([0.4, 0.2], [1, 2])
+    assert count_log(Log([log], ["history"]), rows=1).curve(1).probability.tolist() == [0.8]
+
+
+def test_ids_beyond_the_rows_are_refused_or_wrapped(tmp_path):
+    log = Log([parquet(tmp_path / "a.parquet", [[12, 2], [5]])], ["history"])
+    with pytest.raises(InvalidPool, match="'history': 12 is no row, those are 0 to 9"):
+        count_log(log, rows=10)
+    curve = count_log(log, rows=10, outside="modulo").curve(10)
+    assert (curve.probability.tolist(), curve.rows.tolist()) == ([0.5, 0.0], [2, 8])
+    with pytest.raises(UnknownName):
+        count_log(log, outside="ignore")
+    with pytest.raises(InvalidPool, match="one column"):
+        count_log(Log(log.paths, ["history", "other"]))
+    with pytest.raises(InvalidPool, match="-1 is no row"):
+        count_log(Log([parquet(tmp_path / "b.parquet", [[-1]])], ["history"]))
+
+
+def test_the_command_makes_a_curve_that_flex_plans_with(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    log = parquet(tmp_path / "a.parquet", [rng.zipf(1.3, 20).clip(max=1_000) - 1 for _ in range(500)])
+    out = tmp_path / "curve.safetensors"
+    assert main(["curve", str(log), "--column", "history", "--rows", "1000", "--out", str(out)]) == 0
+    told = capsys.readouterr().out
+    assert "in 500 samples" in told and "1,000 rows, of which a sample looks up" in told
+    assert Curve.load(out).num_rows == 1_000
+    assert main(["--table", f"name=h,curve={out},dim=16"]) == 0
+    assert "all RW takes" in capsys.readouterr().out
+    assert main(["curve", str(log), "--column", "future", "--out", str(out)]) == 2
+    assert "future" in capsys.readouterr().err
+
+
+def test_nothing_counted_is_no_curve(tmp_path):
+    empty = RowCounter()
+    counted(empty, [[], []])
+    with pytest.raises(InvalidPool, match="none of the 2 samples"):
+        empty.curve(10)
+    with pytest.raises(InvalidPool, match="more than num_rows=1"):
+        from_counts(np.array([1, 1]), 3, num_rows=1)
     with pytest.raises(InvalidPool, match="no sample"):
         RowCounter().curve()

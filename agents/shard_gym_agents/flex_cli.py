@@ -1,4 +1,7 @@
-"""`shard-gym flex`: share out the rows of sequence tables in tiers, and tell what comes of it."""
+"""`shard-gym flex`: share out the rows of sequence tables in tiers, and tell what comes of it.
+
+`shard-gym flex curve` measures how often a log looks rows up.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from shard_gym.errors import InvalidTask, ShardGymError
-from shard_gym.rowwise import published
+from shard_gym.rowwise import curve_cli, published
 from shard_gym.rowwise.curves import Curve, zipf_mandelbrot
 from shard_gym.rowwise.network import COPIES, NETWORKS, network
 from shard_gym.rowwise.report import report, text
@@ -23,18 +26,22 @@ TABLE = "name=history,rows=30000000,length=960,exponent=1.05,dim=256"
 
 def main(arguments: Sequence[str]) -> int:
     """Plan or score; what the user can put right is told in one line, with exit code 2."""
+    if arguments[:1] == ["curve"]:
+        return curve_cli.main(arguments[1:])
     options = _parser().parse_args(arguments)
     try:
         _run(options)
     except (ShardGymError, OSError) as error:
         print(f"shard-gym flex: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
 def _run(options: argparse.Namespace) -> None:
-    rates = {name: getattr(options, name) for name in ("nodes", "gpus_per_node") if getattr(options, name)}
-    on = replace(network(options.network), gpus=0, **rates)
+    given = {"nodes": options.nodes, "gpus_per_node": options.gpus_per_node}
+    on = replace(network(options.network), gpus=0, **{name: n for name, n in given.items() if n is not None})
     tables = tuple(_table(told) for told in options.table or [TABLE])
     task = RowTask(tables, on, options.batch, options.extra_gb * GB, options.copies)
     plan = TieredPlan.load(options.plan, task) if options.plan else solve(task, options.method)
@@ -58,7 +65,7 @@ def _table(told: str) -> SequenceTable:
             curve = zipf_mandelbrot(rows, length, float(pairs.pop("exponent", 1.0)), float(pairs.pop("shift", 0.0)))
     except KeyError as error:
         raise InvalidTask(f"--table {told!r} needs {error.args[0]}=, or curve=FILE; for example {TABLE}") from error
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise InvalidTask(f"--table {told!r}: {error}; for example {TABLE}") from error
     if pairs:
         raise InvalidTask(f"--table {told!r} has unknown {', '.join(pairs)}; for example {TABLE}")

@@ -44,7 +44,7 @@ def plan_together(task: Task, rows: RowTask, planner: Simulator, seed: int = 0, 
         raise InvalidTask(f"the network has {rows.network.gpus} GPUs, the task {task.num_devices} devices")
     solver, found = make("auto", seed=seed, budget=budget / BUDGETS), list[Together]()
     frontier, why = Frontier(rows), ""
-    least, most = _range(frontier)
+    least, most = frontier.least_bytes(), worth(rows, frontier.best(budget_bytes=np.inf)).memory_bytes
     for given in np.linspace(least, max(least, min(most, min(task.memory))), BUDGETS):
         try:
             tiers = frontier.best(budget_bytes=given)
@@ -63,18 +63,3 @@ def plan_together(task: Task, rows: RowTask, planner: Simulator, seed: int = 0, 
     if not found:
         raise InfeasibleTask(f"no way found to keep both in memory: {why}")
     return min(found, key=lambda one: one.step_ms)
-
-
-def _range(frontier: Frontier) -> tuple[float, float]:
-    """Bytes that tiers need at the least, and beyond which they gain nothing."""
-    task = frontier.task
-    free = worth(task, frontier.best(budget_bytes=np.inf)).memory_bytes
-    low, high = 0.0, free
-    for _ in range(60):
-        middle = (low + high) / 2
-        try:
-            frontier.best(budget_bytes=middle)
-            high = middle
-        except InfeasibleTask:
-            low = middle
-    return high, free

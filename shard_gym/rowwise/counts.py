@@ -60,6 +60,8 @@ class RowCounter:
         self._settle()
         if not self.samples:
             raise InvalidPool("no sample was counted")
+        if not self.lookups:
+            raise InvalidPool(f"none of the {self.samples:,} samples has an id")
         if not self._halvings and not self.missing:
             return from_counts(self._sampled.count, self.samples, num_rows)
         frequent = self._frequent.count >= SURE * max(self.missing, 1)

@@ -72,6 +72,26 @@ class Curve:
         part = self.probability[whole] * (rows - before) if whole < len(ends) else 0.0
         return float((self.probability[:whole] * self.rows[:whole]).sum() + part)
 
+    def coarser(self, grain: float = GRAIN) -> Curve:
+        """Neighbours whose probabilities differ by less than a share of `grain` in one bucket, with their mean.
+
+        What a curve with millions of buckets is planned by: a few thousand of them, for an `error` that is larger by
+        less than `grain`.
+        """
+        if not 0 < grain < 1:
+            raise InvalidPool(f"a grain is a share between 0 and 1, got {grain}")
+        p = self.probability
+        some = int(np.count_nonzero(p))  # buckets that are looked up at all
+        first = _steps(p[:some], grain)
+        if some < len(p):
+            first = np.append(first, some)
+        rows = np.add.reduceat(self.rows, first)
+        mean = np.add.reduceat(p * self.rows, first) / rows
+        last = np.append(first[1:], len(p)) - 1
+        mean = np.clip(mean, p[last], p[first])  # where rounding would put rows out of order
+        off = np.divide(np.maximum(p[first] - mean, mean - p[last]), mean, out=np.zeros_like(mean), where=mean > 0)
+        return Curve(mean, rows, (1 + self.error) * (1 + float(off.max())) - 1)
+
     def save(self, path: str | Path) -> None:
         """Write probabilities and counts, whole or not at all."""
         tensors = {"probability": self.probability, "rows": self.rows}
@@ -87,6 +107,16 @@ class Curve:
             raise CorruptFile(f"{path} holds no curve: {error}") from error
 
 
+def _steps(p: np.ndarray, grain: float) -> np.ndarray:
+    """First bucket of each step down by a factor of 1 + grain, from positive probabilities in descending order."""
+    if not len(p):
+        return np.empty(0, np.int64)
+    far = int((math.log(p[0]) - math.log(p[-1])) / math.log1p(grain)) + 2
+    falling = p[0] * (1 + grain) ** -np.arange(far, dtype=np.float64)
+    first = np.unique(len(p) - np.searchsorted(p[::-1], falling, side="right"))
+    return first[first < len(p)]
+
+
 def from_rows(probability: np.ndarray) -> Curve:
     """One probability a row, in any order; equal ones share a bucket."""
     p, rows = np.unique(np.asarray(probability, np.float64), return_counts=True)
@@ -100,6 +130,8 @@ def from_counts(count: np.ndarray, samples: int, num_rows: int = 0) -> Curve:
         raise InvalidPool("counts are one whole number a row: in how many samples it is")
     if samples < 1 or count.min() < 0 or count.max() > samples:
         raise InvalidPool(f"a row is in 0 to {samples} of {samples} samples, got {count.min()} to {count.max()}")
+    if 0 < num_rows < len(count):
+        raise InvalidPool(f"there are counts of {len(count):,} rows, which is more than num_rows={num_rows:,}")
     seen, rows = np.unique(count, return_counts=True)
     if num_rows > len(count):
         none = np.array([0]) if seen[0] else np.array([], np.int64)
@@ -127,7 +159,7 @@ def of_formula(weight: Callable[[np.ndarray], np.ndarray], rows: int, length: fl
     """
     if rows < 1 or not 0 <= length <= rows:
         raise InvalidPool(f"{rows} rows cannot have a mean of {length} in a sample")
-    edges = _edges(rows, grain)
+    edges = ranks(rows, grain)
     count = np.diff(edges)
     middle = np.sqrt(edges[:-1].astype(np.float64) * (edges[1:] - 1))
     weights = np.asarray(weight(middle), np.float64)
@@ -138,12 +170,12 @@ def of_formula(weight: Callable[[np.ndarray], np.ndarray], rows: int, length: fl
     return Curve(_scaled(weights, count, length), count, float(off.max()))
 
 
-def _edges(rows: int, grain: float) -> np.ndarray:
-    """First rank of each bucket, and one past the last rank."""
+def ranks(rows: int, grain: float = GRAIN) -> np.ndarray:
+    """First rank of each bucket, and one past the last rank; buckets beyond the first rows grow with the rank."""
     alone = min(rows, EXACT_ROWS)
     far = int(math.log(max(rows, alone) / alone) / math.log1p(grain)) + 2
-    ranks = np.unique(np.rint(alone * (1 + grain) ** np.arange(far)).astype(np.int64))
-    return np.concatenate([np.arange(1, alone + 1), ranks[(ranks > alone) & (ranks <= rows)], [rows + 1]])
+    first = np.unique(np.rint(alone * (1 + grain) ** np.arange(far)).astype(np.int64))
+    return np.concatenate([np.arange(1, alone + 1), first[(first > alone) & (first <= rows)], [rows + 1]])
 
 
 def _scaled(weights: np.ndarray, count: np.ndarray, length: float) -> np.ndarray:

@@ -20,21 +20,25 @@ COLLECTIVES = ("a2a_global", "a2a_intra", "ar_global", "ar_cross", "ids")
 class TieredEmbedding(nn.Module):
     """The rows that this process keeps: `dp` on all, `flex` in every node, `rw` once; `forward` gives rows of ids.
 
-    `order` lists the table's rows, most frequent first. Processes are nodes times `per_node`, ranks node by node.
-    `traffic` counts the bytes that this process hands to each collective, what stays with it included.
+    `order` lists the table's rows, most frequent first, on the device of `weight`. Processes are nodes times
+    `per_node`, ranks node by node. `traffic` counts the bytes that this process hands to each collective, what stays
+    with it included.
     """
+
+    position: Tensor  # of each row in `order`
 
     def __init__(self, weight: Tensor, order: Tensor, dp_rows: int, flex_rows: int, per_node: int) -> None:
         super().__init__()
         world, rank = dist.get_world_size(), dist.get_rank()
         if per_node < 1 or world % per_node:
             raise InvalidTask(f"{world} processes are not whole nodes of {per_node}")
-        if order.shape != weight.shape[:1] or not torch.equal(order.sort().values, torch.arange(len(order))):
+        positions = torch.arange(len(order), device=order.device)
+        if order.shape != weight.shape[:1] or not torch.equal(order.sort().values, positions):
             raise InvalidPlan(f"order lists each of the {len(weight)} rows once")
         if min(dp_rows, flex_rows) < 0 or dp_rows + flex_rows > len(weight):
             raise InvalidPlan(f"{dp_rows} DP and {flex_rows} Flex rows are not part of {len(weight)} rows")
         self.cuts = (dp_rows, dp_rows + flex_rows)
-        self.position = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+        self.register_buffer("position", torch.empty_like(order).scatter_(0, order, positions))
         self.intra, self.cross = _groups(world, per_node)
         sorted_rows = weight.detach()[order]
         dp, flex, rw = sorted_rows.tensor_split(self.cuts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,8 @@ from shard_gym.rowwise.tiers import TIERS, RowTask, merged
 STRETCHES = 64  # of rows, an episode's steps
 FIRST = 1e-6  # share of all rows in the first stretch; each further one is larger by the same factor
 WIDTH = 11  # of an observation
+_CHOICES = "choose 0 for DP, 1 for Flex, 2 for RW"
+SLACK = 1e-9  # share of the memory that rounding may take
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +30,12 @@ class Stretches:
     """A task's rows, most frequent first, in stretches that go to a tier each; arrays are (T,) or (3, T) by tier."""
 
     task: RowTask
+
+    def __post_init__(self) -> None:
+        if pooled := [table.name for table in self.task.tables if table.pooled]:
+            raise InvalidTask(f"table {pooled[0]!r} is pooled: it has no stretches, it goes to one tier as a whole")
+        if not any(table.curve.length for table in self.task.tables):
+            raise InvalidTask("no sample looks any row up: there is nothing to communicate")
 
     @cached_property
     def _parts(self) -> tuple[np.ndarray, ...]:
@@ -59,9 +68,24 @@ class Stretches:
         return float(self.ms[-1].sum() + self.latency[-1])
 
     @cached_property
+    def rw_memory(self) -> float:
+        """All rows in RW: what memory is measured in."""
+        return float(self.memory[-1].sum())
+
+    @cached_property
     def budget(self) -> float:
         """Bytes a GPU."""
-        return float(self.memory[-1].sum()) + self.task.extra_bytes
+        return self.rw_memory + self.task.extra_bytes
+
+    def over(self, memory: Any) -> np.ndarray:
+        """Bytes above the budget; none where it may be rounding."""
+        above = np.asarray(memory) - self.budget
+        return np.where(above > SLACK * self.rw_memory, above, 0.0)
+
+    @cached_property
+    def worst_ms(self) -> float:
+        """No tiers communicate for longer."""
+        return float(self.ms.max(axis=0).sum() + self.latency.sum())
 
     @cached_property
     def later(self) -> np.ndarray:
@@ -73,7 +97,7 @@ class Stretches:
         """What an observation tells of each stretch, (T, 7), and of the end: zeros."""
         rows, lookups, size, looked_up = self._parts
         p = np.divide(looked_up, size, out=np.zeros_like(size), where=size > 0)
-        dp, flex, rw = self.memory / self.memory[-1].sum()
+        dp, flex, rw = self.memory / self.rw_memory
         dp_ms, flex_ms, rw_ms = self.ms / self.rw_ms
         columns = (np.log10(np.maximum(p, 1e-12)) / 6, lookups / lookups.sum(), rows / rows.sum())
         told = np.stack([*columns, dp - rw, flex - rw, dp_ms - rw_ms, flex_ms - rw_ms], axis=1)
@@ -112,7 +136,7 @@ class FlexEnv(gym.Env[np.ndarray, np.int64]):
         self.render_mode = render_mode
         self.action_space = spaces.Discrete(len(TIERS))
         self.observation_space = spaces.Box(-np.inf, np.inf, (WIDTH,), np.float32)
-        self._prepared: dict[int, Stretches] = {}
+        self._stretches = [Stretches(task) for task in self.tasks]
         self._seed, self._episode, self._index = -1, 0, 0
         self._tiers: list[int] | None = None
 
@@ -126,7 +150,7 @@ class FlexEnv(gym.Env[np.ndarray, np.int64]):
         elif self._seed < 0:
             self._seed = int(self.np_random.integers(2**63))
         if options and "task" in options:
-            self._index = range(len(self.tasks))[options["task"]]
+            self._index = self._task(options["task"])
         else:
             self._index = task_index(self._seed, self._episode, len(self.tasks))
             self._episode += 1
@@ -138,17 +162,14 @@ class FlexEnv(gym.Env[np.ndarray, np.int64]):
         tiers = self._started()
         if len(tiers) == STRETCHES:
             raise NoEpisode("every stretch has its tier and the episode is over: call reset() before the next step")
-        if not 0 <= action < len(TIERS):
-            raise BadAction(f"there is no action {action}: choose 0 for DP, 1 for Flex, 2 for RW")
-        tiers.append(int(action))
+        tiers.append(_tier(action))
         shown, info = self._shown(), {"action_mask": self._mask()}
         if len(tiers) < STRETCHES:
             return shown, 0.0, False, False, info
         memory, ms, of = self._memory(), self._ms(), self._of
-        over = memory - of.budget
-        worst = float(of.ms.max(axis=0).sum() + of.latency.sum())
-        reward = -ms / of.rw_ms if over <= 0 else -worst / of.rw_ms - over / of.budget
-        ends = {"tiers": tuple(tiers), "comm_ms": ms, "memory_bytes": memory, "feasible": bool(over <= 0)}
+        over = float(of.over(memory))
+        reward = -of.worst_ms / of.rw_ms - over / of.rw_memory if over else -ms / of.rw_ms
+        ends = {"tiers": tuple(tiers), "comm_ms": ms, "memory_bytes": memory, "feasible": not over}
         return shown, reward, True, False, info | ends | {"task": self._index}
 
     def action_masks(self) -> np.ndarray:
@@ -161,15 +182,13 @@ class FlexEnv(gym.Env[np.ndarray, np.int64]):
 
     @property
     def _of(self) -> Stretches:
-        if self._index not in self._prepared:
-            self._prepared[self._index] = Stretches(self.tasks[self._index])
-        return self._prepared[self._index]
+        return self._stretches[self._index]
 
     def _shown(self) -> np.ndarray:
         of, done = self._of, len(self._started())
         rest = of.memory[-1, done:].sum()
         left = (of.budget - self._memory() - rest, of.budget - self._memory() - of.later[done])
-        shares = [*(part / of.budget for part in left), self._ms() / of.rw_ms, done / STRETCHES]
+        shares = [*(part / of.rw_memory for part in left), self._ms() / of.rw_ms, done / STRETCHES]
         return np.array([*of.shown[done], *shares], np.float32)
 
     def _mask(self) -> np.ndarray:
@@ -177,8 +196,14 @@ class FlexEnv(gym.Env[np.ndarray, np.int64]):
         of, done = self._of, len(self._started())
         if done == STRETCHES:
             return np.ones(len(TIERS), np.int8)
-        fits = self._memory() + of.memory[:, done] + of.later[done + 1] <= of.budget
+        fits = of.over(self._memory() + of.memory[:, done] + of.later[done + 1]) == 0
         return np.array(fits if fits.any() else [True] * len(TIERS), np.int8)
+
+    def _task(self, index: Any) -> int:
+        try:
+            return range(len(self.tasks))[index]
+        except (IndexError, TypeError) as error:
+            raise InvalidTask(f"options['task'] is an index of the {len(self.tasks)} tasks, not {index!r}") from error
 
     def _memory(self) -> float:
         tiers = self._started()
@@ -193,6 +218,16 @@ class FlexEnv(gym.Env[np.ndarray, np.int64]):
         if self._tiers is None:
             raise NoEpisode("there is no episode yet: call reset() first")
         return self._tiers
+
+
+def _tier(action: Any) -> int:
+    try:
+        tier = operator.index(action)
+    except TypeError as error:
+        raise BadAction(f"an action is an int, not {action!r:.80}: {_CHOICES}") from error
+    if not 0 <= tier < len(TIERS):
+        raise BadAction(f"there is no action {tier}: {_CHOICES}")
+    return tier
 
 
 def make_flex_env(bank: str, split: str = "train", render_mode: str | None = None) -> FlexEnv:

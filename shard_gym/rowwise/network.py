@@ -126,7 +126,8 @@ def costs(table: Rows, kind: str, on: Network, batch: int, copies: float = COPIE
     """A table under one kind of sharding, `batch` samples a GPU.
 
     "twrw" and "tw" put the whole table on one node or GPU: what its GPUs cost, in expectation like all others here.
-    Pooled tables send one row a sample, except that a GPU materialises its part of each sample of the whole batch.
+    A GPU that has a share of a pooled table's rows makes and sends its part of each sample that the sharers have, as a
+    reduce-scatter does and TorchRec's planner counts; one that has whole rows sends each sample one row.
     """
     if kind not in KINDS:
         raise UnknownName("kind of sharding", kind, KINDS)
@@ -134,37 +135,23 @@ def costs(table: Rows, kind: str, on: Network, batch: int, copies: float = COPIE
         raise InvalidTask(f"costs need a batch from 1 and rows and length from 0, got {batch} and {table}")
     e, w, u, n = table.rows, on.gpus_per_node, on.gpus, on.nodes
     row, ids = table.row_bytes, batch * table.length
-    sent_rows = batch * (1.0 if table.pooled else table.length)  # by a GPU under even sharding, and received
-    partial = u if table.pooled else 1  # parts of a pooled sample are made by every shard
-    share = {  # kind: rows kept, ids sent, rows looked up, their elements, rows made and received, rows sent
-        "rw": (e / u, ids, ids, table.dim, sent_rows * (partial + 1), sent_rows),
-        "cw": (e / u, u * ids, u * ids, table.dim / u, 2 * sent_rows, sent_rows),
-        "dp": (copies * e, 0.0, ids, table.dim, sent_rows, 0.0),
-        "flex": (
-            copies * e / w,
-            ids,
-            ids,
-            table.dim,
-            sent_rows * ((w if table.pooled else 1) + 1),
-            sent_rows,
-        ),
-        "twrw": (
-            e / w,
-            ids,
-            n * ids,
-            table.dim,
-            sent_rows * ((u if table.pooled else n) + 1),
-            sent_rows * (u / w if not table.pooled else n),
-        ),
-        "tw": (e, ids, u * ids, table.dim, sent_rows * (u + 1), sent_rows * u),
+    wanted = batch * (1.0 if table.pooled else table.length)  # rows that a GPU needs for its batch
+    by_all, by_node = (u, w) if table.pooled else (1, 1)  # GPUs that each send what one needs, if they share the rows
+    share = {  # kind: rows kept, ids sent, rows looked up, their elements, rows made, rows sent
+        "rw": (e / u, ids, ids, table.dim, wanted * by_all, wanted * by_all),
+        "cw": (e / u, u * ids, u * ids, table.dim / u, wanted, wanted),
+        "dp": (copies * e, 0.0, ids, table.dim, 0.0, 0.0),
+        "flex": (copies * e / w, ids, ids, table.dim, wanted * by_node, wanted * by_node),
+        "twrw": (e / w, ids, n * ids, table.dim, wanted * n * by_node, wanted * n),  # parts are summed in the node
+        "tw": (e, ids, u * ids, table.dim, wanted * u, wanted * u),
     }
-    kept, sent_ids, looked_up, dim, in_flight, sent = share[kind]
+    kept, sent_ids, looked_up, dim, made, sent = share[kind]
     rate, latency = (on.a2a_intra, on.a2a_intra_ms) if kind == "flex" else (on.a2a_global, on.a2a_global_ms)
     static, static_ms = _all_reduced(kind, e * row, on)
     dynamic_ms = 0.0 if kind == "dp" else PASSES * (sent * row / rate + latency)
     return Costs(
         static_bytes=kept * row,
-        dynamic_bytes=in_flight * row,
+        dynamic_bytes=(made + wanted) * row,
         input_ids=sent_ids,
         rows_accessed=looked_up,
         accessed_dim=dim,

@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from shard_gym.errors import UnknownName
-from shard_gym.rowwise.curves import HALVINGS, Curve, _edges
+from shard_gym.rowwise.curves import HALVINGS, Curve, ranks
 from shard_gym.rowwise.network import COPIES
 
 BATCH, GPUS = 4096, 32
@@ -70,7 +70,7 @@ def fitted_curve(name: str) -> Curve:
     if name not in MODELS:
         raise UnknownName("published model", name, MODELS)
     m = MODELS[name]
-    edges = np.unique(np.append(_edges(m.rows, 1e-3), [m.dp3_rows + 1, m.dp2_rows + 1, m.dp3_rows + m.flex3_rows + 1]))
+    edges = np.unique(np.append(ranks(m.rows), [m.dp3_rows + 1, m.dp2_rows + 1, m.dp3_rows + m.flex3_rows + 1]))
     count = np.diff(edges)
     rank = np.sqrt(edges[:-1] * (edges[1:] - 1.0))
     p = np.empty(len(count))

@@ -39,8 +39,8 @@ class Line:
 class SequenceTable:
     """Rows of `dim` elements that samples look up without summing them.
 
-    A `pooled` table's rows are summed: a sample is sent one row whatever it looks up, so nothing is gained until no row
-    of it is split, and the table goes to one tier as a whole.
+    A `pooled` table's rows are summed: each GPU that has any of them sends one row a sample whatever is looked up, so
+    nothing is gained until no row of it is split, and the table goes to one tier as a whole.
     """
 
     name: str
@@ -50,8 +50,9 @@ class SequenceTable:
     pooled: bool = False
 
     def __post_init__(self) -> None:
-        if whole(self.dim) < 1 or whole(self.element_bytes) < 1:
-            raise InvalidTask(f"table {self.name!r} needs dim and element_bytes from 1")
+        sizes = dim, element_bytes = _whole(self, "dim"), _whole(self, "element_bytes")
+        if min(sizes) < 1:
+            raise InvalidTask(f"table {self.name!r} needs dim and element_bytes from 1, got {dim} and {element_bytes}")
 
     @property
     def row_bytes(self) -> int:
@@ -74,8 +75,12 @@ class RowTask:
         names = [table.name for table in self.tables]
         if not names or len(set(names)) < len(names):
             raise InvalidTask(f"a task needs tables with names of their own, got {names}")
-        if whole(self.batch) < 1 or not self.copies > 0 or math.isnan(self.extra_bytes):
-            raise InvalidTask(f"batch is from 1, copies above 0, got {self.batch}, {self.copies}, {self.extra_bytes}")
+        if _whole(self, "batch") < 1:
+            raise InvalidTask(f"a batch has one sample or more, got {self.batch}")
+        if not 1 <= self.copies < math.inf:  # stretches of rows are best only where replicas take room
+            raise InvalidTask(f"a GPU keeps one copy of a replicated row or more, got copies={self.copies}")
+        if not math.isfinite(self.extra_bytes):
+            raise InvalidTask(f"extra_bytes is a number of bytes, got {self.extra_bytes}")
 
     @cached_property
     def lines(self) -> Mapping[str, Line]:
@@ -95,6 +100,13 @@ class RowTask:
     def budget_bytes(self) -> float:
         """What a GPU may use."""
         return self.extra_bytes + worth(self, TieredPlan.uniform(self, "rw")).memory_bytes
+
+
+def _whole(of: SequenceTable | RowTask, name: str) -> int:
+    try:
+        return whole(getattr(of, name))
+    except TypeError as error:
+        raise InvalidTask(f"{name} of a {type(of).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
