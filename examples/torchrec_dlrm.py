@@ -1,7 +1,7 @@
 """Train a small DLRM by a plan of ShardGym's: `python examples/torchrec_dlrm.py`, or `torchrun --nproc-per-node 2` it.
 
-Two processes on this host, no GPU: the plan is made once, exported to TorchRec, and DistributedModelParallel does the
-rest. To train your own model, copy `plan_for` and `shard`, with device="cuda" where there are GPUs.
+Two processes on this host, no GPU: `plan_model` plans, once for all ranks, and DistributedModelParallel does the rest.
+To train your own model, copy `planned` and `shard`, with device="cuda" where there are GPUs.
 """
 
 from __future__ import annotations
@@ -23,11 +23,8 @@ from torchrec.models.dlrm import DLRM
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.optim import SGD, RowWiseAdagrad
 
-import shard_gym
-import shard_gym_agents
 from shard_gym.bridge.launch import launch
-from shard_gym.bridge.modules import task_of_module
-from shard_gym.bridge.plans import to_torchrec
+from shard_gym_agents.models import PlannedModel, plan_model
 
 RANKS, SAMPLES, STEPS = 2, 64, 20  # samples of one rank in one step
 ROWS = (1_000, 5_000, 20_000, 300, 8_000, 2_000, 12_000, 700)
@@ -55,16 +52,11 @@ def make_model(optimizer: str = "rowwise_adagrad") -> DLRM:
     return model
 
 
-def make_task(model: nn.Module, **settings: Any) -> shard_gym.Task:
-    """What is to be planned: the model's tables on the ranks that will train it."""
-    return task_of_module(
-        model, devices=RANKS, memory_gb=1, pooling=IDS, batch=RANKS * SAMPLES, optimizer="rowwise_adagrad", **settings
+def planned(model: nn.Module) -> PlannedModel:
+    """The model's tables on the ranks that train it; the simulator is that of the hardware that comes closest."""
+    return plan_model(
+        model, RANKS, memory_gb=1, pooling=IDS, batch=RANKS * SAMPLES, simulator="roofline:h100-v1", device="cpu"
     )
-
-
-def plan_for(task: shard_gym.Task) -> shard_gym.Plan:
-    """Our plan; the simulator is that of the hardware that comes closest to yours."""
-    return shard_gym_agents.make("auto")(task, shard_gym.simulators.make("roofline:h100-v1"))
 
 
 def shard(model: nn.Module, sharding_plan: ShardingPlan) -> DistributedModelParallel:
@@ -116,12 +108,10 @@ def held(model: DistributedModelParallel) -> Shards:
     return found
 
 
-def train(plan: shard_gym.Plan, task: shard_gym.Task) -> tuple[list[float], list[Shards]]:
+def train() -> tuple[list[float], list[Shards]]:
     """What each rank runs: mean losses over all ranks, and what each of them holds."""
-    agreed = [plan]
-    distributed.broadcast_object_list(agreed)  # under torchrun every rank has planned, not all alike: rank 0's counts
-    model = make_model(task.optimizer)
-    return run_steps(shard(model, to_torchrec(agreed[0], task, model, device="cpu")))
+    model = make_model()
+    return run_steps(shard(model, planned(model).sharding_plan))
 
 
 def run_steps(model: DistributedModelParallel) -> tuple[list[float], list[Shards]]:
@@ -146,8 +136,7 @@ def run_steps(model: DistributedModelParallel) -> tuple[list[float], list[Shards
 def main() -> None:
     """Plan, train, and print losses and what each rank holds."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    task = make_task(make_model())
-    losses, shards = launch(train, RANKS, plan_for(task), task)[0]
+    losses, shards = launch(train, RANKS)[0]
     if os.environ.get("RANK", "0") != "0":  # under torchrun
         return
     for step, loss in enumerate(losses, start=1):

@@ -9,7 +9,8 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
-from shard_gym.bridge.configs import Pooling, bags_a_sample, pool_of_configs, returns_every_row
+from shard_gym.bridge.configs import Pooling, bags_a_sample, check_buffers, pool_of_configs, returns_every_row
+from shard_gym.bridge.storage import FORMULAS
 from shard_gym.errors import InvalidPool, InvalidTask, UnknownName
 from shard_gym.links import Links
 from shard_gym.numbers import whole
@@ -56,6 +57,8 @@ def make_task(
     """
     refuse_unknown(settings, TaskSettings.__annotations__)
     pool = read_tables(tables, pooling, settings.get("objective", "iteration"), settings.get("batch"))
+    if settings.get("accounting") in FORMULAS and isinstance(tables, Sequence) and not isinstance(tables, str):
+        check_buffers(tables, pool, pooling, settings.get("batch"))
     name = Path(tables).name if isinstance(tables, str | Path) else ""
     return task_of(pool, memory_of(devices, memory_gb), {"name": name, **settings})
 

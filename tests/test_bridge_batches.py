@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shard_gym import make_pool
 from shard_gym.bridge.batches import Profiler
-from shard_gym.bridge.configs import Feature, pool_of_configs
+from shard_gym.bridge.configs import Lookup, pool_of_configs
 from shard_gym.errors import InvalidPool, InvalidTask, UnknownName
 from shard_gym.own_tables import make_task
 from shard_gym.tables import use_histogram
@@ -162,16 +162,20 @@ def test_profiles_that_are_refused():
     profiler.add({"f": ([1], [1])})
     with pytest.raises(InvalidPool, match="'other' is in the configs, but not in the profile"):
         profiler.pool([bag(name="t"), bag(name="other")])
+    with pytest.raises(InvalidPool, match=r"'t' has the features \['f', 'g'\], the profile counted \['f'\]"):
+        profiler.pool([bag(name="t", feature_names=["f", "g"])])
+    with pytest.raises(InvalidPool, match="'t' has 1 rows, but row 1 was looked up"):
+        profiler.pool([bag(name="t", num_embeddings=1)])
     with pytest.raises(InvalidPool, match="'t' is in the profile only"):
         profiler.pool([bag(name="zzz")])
 
 
 def test_features_with_bags_of_their_own():
     configs = [bag(name="t", feature_names=["f", "g"])]
-    told = {"f": Feature(pooling=3, num_poolings=2), "g": Feature(pooling=8, batch=512)}
+    told = {"f": Lookup(pooling=3, num_poolings=2), "g": Lookup(pooling=8, batch=512)}
     task = make_task(configs, 1, 1, pooling=told, batch=1024, objective="kernel")
     assert task.tables.pooling.tolist() == [3 * 2 + 8 * 0.5]
-    assert pool_of_configs(configs, {"f": Feature(2)}) == pool_of_configs(configs, {"f": 2})
+    assert pool_of_configs(configs, {"f": Lookup(2)}) == pool_of_configs(configs, {"f": 2})
     with pytest.raises(InvalidTask, match=r"feature 'f' of 't' has 2 bags a sample.*objective="):
         make_task(configs, 1, 1, pooling=told, batch=1024)
 
@@ -179,12 +183,13 @@ def test_features_with_bags_of_their_own():
 @pytest.mark.parametrize(
     ("told", "message"),
     [
-        ({"f": Feature(batch=8)}, "batch of its own: the task's must be told"),
-        ({"f": Feature(weighted=True)}, "'f' is weighted, and what"),
-        ({"f": Feature(pooling=-1)}, "numbers from 0"),
-        ({"f": Feature(num_poolings="2")}, "numbers from 0"),
-        ({"f": Feature(batch=0)}, "a whole number from 1"),
-        ({"t": Feature()}, "pooling of 't' is a number"),
+        ({"f": Lookup(batch=8)}, "batch of its own: the task's must be told"),
+        ({"f": Lookup(weighted=True)}, "'f' is weighted, and what"),
+        ({"f": Lookup(pooling=-1)}, "numbers from 0"),
+        ({"f": Lookup(num_poolings="2")}, "numbers from 0"),
+        ({"f": Lookup(batch=0)}, "a whole number from 1"),
+        ({"f": Lookup(batch=True)}, "a whole number from 1"),
+        ({"t": Lookup()}, "pooling of 't' is a number"),
     ],
 )
 def test_features_that_are_refused(told, message):

@@ -5,6 +5,7 @@ import pytest
 
 from shard_gym.bridge import library
 from shard_gym.bridge.batches import Profiler
+from shard_gym.bridge.configs import Lookup
 from shard_gym.bridge.modules import collections_of, configs_of, task_of_module
 from shard_gym.errors import InvalidPool, InvalidTask, MissingDependency, UnknownName
 from shard_gym.own_tables import make_task
@@ -69,8 +70,9 @@ def test_a_profile_is_taken_for_pooling():
     profiler = Profiler.of_configs(configs_of(module))
     ones = np.ones(3, int)
     profiler.add({"a_0": ([1, 1, 2], ones), "a_1": ([2, 2, 2], ones), "c": ([5, 6, 7], ones)})
-    with pytest.warns(UserWarning, match="several features"):
+    with pytest.warns(UserWarning, match="several features") as found:
         task = task_of_module(module, 2, 1, profile=profiler, batch=6)
+    assert found[0].filename == __file__
     assert (task.batch, task.tables.reference_batch) == (6, 3)
     assert task.tables.pooling.tolist() == [2, 1]
     assert task.tables.distinct.tolist() == [2, 3]
@@ -79,6 +81,52 @@ def test_a_profile_is_taken_for_pooling():
         task_of_module(module, 2, 1, profile=profiler, pooling={"a_0": 1})
     with pytest.raises(UnknownName, match="setting 'gpus'"):
         task_of_module(module, 2, 1, profile=profiler, gpus=2)
+
+
+def test_the_optimizer_is_that_of_the_model():
+    from torchrec.optim import Adam, RowWiseAdagrad
+
+    both = [bags("a"), bags("b")]
+    for part in both:
+        trained_by(RowWiseAdagrad, part)
+    module = Model(both[0], more=both[1])
+    assert task_of_module(module, 2, 1).optimizer == "rowwise_adagrad"
+    assert task_of_module(module, 2, 1, optimizer="adam").optimizer == "adam"
+    trained_by(Adam, both[1])
+    with pytest.raises(InvalidTask, match="trained by adam, rowwise_adagrad, and a task knows one of"):
+        task_of_module(module, 2, 1)
+    other = bags("a")
+    trained_by(torch.optim.Adagrad, other)
+    with pytest.raises(InvalidTask, match="trained by adagrad"):
+        task_of_module(other, 2, 1)
+    assert task_of_module(other, 2, 1, optimizer="adam").optimizer == "adam"
+
+
+def trained_by(optimizer, module):
+    for weight in module.parameters():
+        weight._optimizer_classes = [optimizer]  # as apply_optimizer_in_backward notes it
+
+
+@pytest.mark.parametrize("accounting", ["torchrec", "true"])
+def test_bytes_of_a_batch_are_counted_of_one_pooled_feature_or_refused(accounting):
+    told = {"objective": "kernel", "accounting": accounting, "batch": 64}
+    for module, pooling in (
+        (bags("a", features=2), {}),
+        (bags("a"), {"a_0": Lookup(num_poolings=2)}),
+        (bags("a"), {"a_0": Lookup(batch=32)}),
+        (rows_of("a"), {"a": 5}),
+    ):
+        with pytest.raises(InvalidTask, match=r'a task counts inputs and outputs of one pooled.*accounting="training"'):
+            task_of_module(module, 2, 1, pooling=pooling, **told)
+        assert task_of_module(module, 2, 1, pooling=pooling, **told | {"accounting": "training"}).num_tables == 1
+    assert task_of_module(bags("a"), 2, 1, pooling={"a_0": 5}, **told).accounting == accounting
+    assert task_of_module(rows_of("a"), 2, 1, **told).accounting == accounting
+
+
+def test_what_is_not_modelled_is_told_where_the_model_is():
+    with pytest.warns(UserWarning, match="several features") as found:
+        task_of_module(bags("a", features=2), 2, 1)
+    assert found[0].filename == __file__
 
 
 def test_weights_of_ids_are_refused_unless_told():

@@ -1,13 +1,12 @@
 """Plans to TorchRec's sharding plans and back, and a model that runs under them."""
 
-import os
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard_gym import make_pool
+from shard_gym.bridge.launch import launch
 from shard_gym.bridge.layouts import layouts_of
 from shard_gym.bridge.plans import from_torchrec, to_torchrec, validate
 from shard_gym.errors import InvalidPlan
@@ -286,14 +285,12 @@ RUN_ROWS = task_of([10, 12, 14], [32, 32, 32], devices=2)
 RUN_ROWS_PLAN = Plan((1, 0, 0, 0), (0,), ("tw", "rw", "tw", "tw"), ((1,), (0, 1), (0,), (0,)))
 
 
-def run_on_a_rank(rank, folder):
+def run_on_a_rank():
     """Forward and backward under a plan, which must give what the model gives that is not sharded."""
     from torchrec.distributed.model_parallel import DistributedModelParallel
     from torchrec.distributed.types import ShardingEnv
 
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    rank = torch.distributed.get_rank()
     for task, plan, make in ((RUN, RUN_PLAN, bags), (RUN_ROWS, RUN_ROWS_PLAN, sequences)):
         torch.manual_seed(0)  # the same weights on every rank
         whole, model = make(task, "cpu"), make(task, "cpu")
@@ -316,7 +313,6 @@ def run_on_a_rank(rank, folder):
         (
             found.values() if make is bags else torch.cat([rows.values().ravel() for rows in found.values()])
         ).sum().backward()
-    torch.distributed.destroy_process_group()
 
 
 def fill(sharded, whole):
@@ -336,10 +332,8 @@ def fill(sharded, whole):
     return held
 
 
-def test_a_model_runs_under_a_plan_of_all_kinds(tmp_path):
-    from torch import multiprocessing
-
-    multiprocessing.spawn(run_on_a_rank, (str(tmp_path),), nprocs=2)
+def test_a_model_runs_under_a_plan_of_all_kinds():
+    launch(run_on_a_rank, 2)
 
 
 def test_arrays_are_ints():

@@ -130,12 +130,25 @@ class Profiler:
             refuse_weights(weighted[0], ignore_weights)
         if configs is not None:
             columns |= columns_of(configs)
-            if different := set(columns["name"]) ^ self.tables.keys():
-                where = "configs, but not in the profile" if min(different) in columns["name"] else "profile only"
-                raise InvalidPool(f"table {min(different)!r} is in the {where}: profile the tables of these configs")
+            self._check_configs(configs)
         names = columns.setdefault("name", tuple(self.tables))
         columns.setdefault("rows", [self.rows.get(name, self._rows_seen(name)) for name in names])
         return make_pool(**columns, reference_batch=self.samples, **self._statistics(names))
+
+    def _check_configs(self, configs: Sequence[Any]) -> None:
+        """Whether what was counted is these tables, all of their features, and rows that they have."""
+        told = {config.name: config for config in configs}
+        if different := told.keys() ^ self.tables.keys():
+            where = "configs, but not in the profile" if min(different) in told else "profile only"
+            raise InvalidPool(f"table {min(different)!r} is in the {where}: profile the tables of these configs")
+        for name, config in told.items():
+            if sorted(config.feature_names) != sorted(self.tables[name]):
+                raise InvalidPool(
+                    f"table {name!r} has the features {config.feature_names}, the profile counted "
+                    f"{list(self.tables[name])}: profile the tables of these configs"
+                )
+            if (rows := self._rows_seen(name)) > config.num_embeddings:
+                raise InvalidPool(f"table {name!r} has {config.num_embeddings} rows, but row {rows - 1} was looked up")
 
     def _rows_seen(self, table: str) -> int:
         return max(1, *(self._features[feature].rows for feature in self.tables[table]))

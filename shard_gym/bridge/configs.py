@@ -4,9 +4,9 @@ A config has `name`, `num_embeddings`, `embedding_dim`, `data_type` and `feature
 `EmbeddingConfig` do. What they do not say is how many ids a sample has: `pooling` tells the mean of each feature by its
 name, or of a whole table by the table's; a name that is both means the feature. Features that are not named have 1
 id a sample, as TorchRec's own planner assumes. The ids of a table's features add up. A feature with several bags a
-sample, or with samples of its own, is told by a `Feature`:
+sample, or with samples of its own, is told by a `Lookup`, whose batch is a step's as the task's is:
 
-    make_task(configs, 8, 40, batch=4096, objective="kernel", pooling={"clicks": 12.5, "views": Feature(3, batch=1024)})
+    make_task(configs, 8, 40, batch=4096, objective="kernel", pooling={"clicks": 12.5, "views": Lookup(3, batch=1024)})
 
 How a config's weights begin (`init_fn`, `weight_init_min`, `weight_init_max`) costs nothing and is not looked at. Any
 other attribute that is set (pruning, virtual tables, position weights, ...) changes what a table costs in ways that we
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-from shard_gym.errors import InvalidPool, UnknownName
+from shard_gym.errors import InvalidPool, InvalidTask, UnknownName
 from shard_gym.tables import TablePool, make_pool
 
 IDS_PER_FEATURE = 1.0  # torchrec.distributed.planner.constants.POOLING_FACTOR
@@ -31,12 +31,12 @@ _HARMLESS = {*_TOLD, "pooling", "init_fn", "weight_init_min", "weight_init_max"}
 
 
 @dataclass(frozen=True)
-class Feature:
-    """How a feature is looked up, in the terms of TorchRec's `ParameterConstraints`."""
+class Lookup:
+    """How samples look a feature up: what TorchRec's `ParameterConstraints` tell, but of a step and not of a rank."""
 
     pooling: float = IDS_PER_FEATURE  # mean ids of a bag
     num_poolings: float = 1.0  # bags a sample
-    batch: int | None = None  # its samples a step; those of the task unless told
+    batch: int | None = None  # its samples a step, of all ranks together; those of the task unless told
     weighted: bool = False  # ids come with weights, which is not modelled
 
     def bags(self, batch: int | None) -> float:
@@ -48,7 +48,7 @@ class Feature:
         return self.num_poolings * self.batch / batch
 
 
-Pooling = Mapping[str, float | Feature]  # by name of feature or table
+Pooling = Mapping[str, float | Lookup]  # by name of feature or table
 
 
 def pool_of_configs(configs: Sequence[Any], pooling: Pooling | None = None, batch: int | None = None) -> TablePool:
@@ -88,6 +88,25 @@ def bags_a_sample(config: Any, pooling: Pooling | None, batch: int | None) -> di
     return {feature: _feature(told.get(feature)).bags(batch) for feature in config.feature_names}
 
 
+def check_buffers(
+    configs: Sequence[Any], pool: TablePool, pooling: Pooling | None = None, batch: int | None = None
+) -> None:
+    """Whether accounting "torchrec" and "true", which count one pooled row a table and sample, is that of these."""
+    for config, ids in zip(configs, pool.pooling, strict=True):
+        bags = bags_a_sample(config, pooling, batch)
+        if (
+            len(config.feature_names) == 1
+            and set(bags.values()) == {1.0}
+            and (ids == 1 or not returns_every_row(config))
+        ):
+            continue
+        raise InvalidTask(
+            f"{config.name!r} has {len(config.feature_names)} features, {sum(bags.values()):g} bags and {ids:g} ids a "
+            f"sample{' and does not pool' if returns_every_row(config) else ''}: a task counts inputs and outputs of "
+            'one pooled feature. Take accounting="training" for it, and shard_gym.bridge.storage for all bytes'
+        )
+
+
 def _check(config: Any, position: int) -> None:
     """Refuse what is no config of a table."""
     if missing := [attribute for attribute in _TOLD if not hasattr(config, attribute)]:
@@ -100,8 +119,7 @@ def _check(config: Any, position: int) -> None:
     if not isinstance(features, list | tuple) or not features or not all(isinstance(f, str) for f in features):
         raise InvalidPool(f"{what}: feature_names is a list of at least one name, got {features!r:.60}")
     for attribute in ("num_embeddings", "embedding_dim"):
-        number = getattr(config, attribute)
-        if not isinstance(number, Integral) or isinstance(number, bool):
+        if not _is_whole(number := getattr(config, attribute)):
             raise InvalidPool(f"{what}: {attribute} is a whole number, got {number!r:.60}")
     if name_of(config.data_type) not in DTYPES:
         raise InvalidPool(f"{what}: data_type is one of {', '.join(DTYPES)}, not {name_of(config.data_type)}")
@@ -124,17 +142,17 @@ def _ids_by_table(configs: Sequence[Any], pooling: Pooling, batch: int | None) -
     for name, ids in pooling.items():
         if name not in known:
             raise UnknownName("feature or table in pooling", name, known)
-        if isinstance(ids, Feature) and name in features:
+        if isinstance(ids, Lookup) and name in features:
             _check_feature(name, ids)
         elif not _is_mean(ids):
             raise InvalidPool(f"pooling of {name!r} is a number from 0, mean ids a sample, got {ids!r:.60}")
     return [_ids(config, pooling, features, batch) for config in configs]
 
 
-def _check_feature(name: str, feature: Feature) -> None:
+def _check_feature(name: str, feature: Lookup) -> None:
     if not _is_mean(feature.pooling) or not _is_mean(feature.num_poolings):
         raise InvalidPool(f"pooling and num_poolings of {name!r} are numbers from 0, got {feature}")
-    if feature.batch is not None and (not isinstance(feature.batch, Integral) or feature.batch < 1):
+    if feature.batch is not None and (not _is_whole(feature.batch) or feature.batch < 1):
         raise InvalidPool(f"batch of {name!r} is a whole number from 1, got {feature.batch!r:.60}")
     if feature.weighted:
         raise InvalidPool(
@@ -142,14 +160,18 @@ def _check_feature(name: str, feature: Feature) -> None:
         )
 
 
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def _is_mean(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf
 
 
-def _feature(told: float | Feature | None) -> Feature:
-    if isinstance(told, Feature):
+def _feature(told: float | Lookup | None) -> Lookup:
+    if isinstance(told, Lookup):
         return told
-    return Feature() if told is None else Feature(float(told))
+    return Lookup() if told is None else Lookup(float(told))
 
 
 def _ids(config: Any, pooling: Pooling, features: set[str], batch: int | None) -> float:
@@ -158,7 +180,7 @@ def _ids(config: Any, pooling: Pooling, features: set[str], batch: int | None) -
         return sum(feature.pooling * feature.bags(batch) for feature in described)
     if both := [feature for feature in config.feature_names if feature in pooling]:
         raise InvalidPool(f"pooling names table {config.name!r} and its feature {both[0]!r}: name one of them")
-    return float(pooling[config.name])  # type: ignore[arg-type]  # a Feature is for features
+    return float(pooling[config.name])  # type: ignore[arg-type]  # a Lookup is for features
 
 
 def name_of(value: Any) -> str:

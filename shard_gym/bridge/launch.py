@@ -9,6 +9,7 @@ Under `torchrun`, which starts the processes itself, `launch` runs its function 
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -119,6 +120,8 @@ def _in_group(work: Callable[..., Any], args: Any, patience: float) -> Any:
     torch.set_num_threads(max(1, torch.get_num_threads() // ranks_here))
     distributed.init_process_group("gloo", timeout=timedelta(seconds=patience))
     value = work(*args)
+    # a model that waits in a cycle to be collected keeps threads of the group, which abort the interpreter as it ends
+    gc.collect()
     distributed.destroy_process_group()
     return value
 

@@ -136,7 +136,7 @@ def profile_log(
     if set(table_of) != set(log.columns) or len(table_of) < sum(map(len, profiler.tables.values())):
         raise InvalidPool(f"tables share out all columns {list(log.columns)}, each to one of them, got {tables}")
     hashes = {table: Hashes() for table in profiler.tables}
-    bar = _Bar(progress and sys.stderr.isatty())
+    bar = Bar(progress and sys.stderr.isatty())
     for part, share in _rebatched(log.tables(), size):
         bags = {}
         for column, table in table_of.items():
@@ -182,7 +182,7 @@ def _unreadable(path: Path, error: Exception) -> CorruptFile:
     return CorruptFile(f"{path} cannot be read: {str(error).splitlines()[0]}{hint}")
 
 
-class _Bar:
+class Bar:
     """How far a long read is, on the terminal; nothing for a short one."""
 
     def __init__(self, visible: bool) -> None:

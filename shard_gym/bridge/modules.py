@@ -17,11 +17,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
 from shard_gym.bridge.batches import Profiler, refuse_weights
-from shard_gym.bridge.configs import Pooling
+from shard_gym.bridge.configs import Pooling, check_buffers, pool_of_configs
 from shard_gym.bridge.library import require_torchrec
-from shard_gym.errors import InvalidPool
-from shard_gym.own_tables import TaskSettings, check_rows_sent, make_task, memory_of, refuse_unknown, task_of
-from shard_gym.tasks import Task
+from shard_gym.bridge.storage import FORMULAS
+from shard_gym.bridge.storage_shards import optimizer_of
+from shard_gym.errors import InvalidPool, InvalidTask
+from shard_gym.own_tables import TaskSettings, check_rows_sent, memory_of, refuse_unknown, task_of
+from shard_gym.tables import TablePool
+from shard_gym.tasks import OPTIMIZERS, Task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -83,21 +86,46 @@ def task_of_module(
     """One step of training this model: `make_task` of its configs, in the order of `configs_of`.
 
     Either `pooling` says how features are looked up, or a `profile` has measured it. What weights of ids cost is not
-    modelled: a collection that is weighted is refused, unless told to ignore that.
+    modelled: a collection that is weighted is refused, unless told to ignore that. The optimizer is the one that
+    `apply_optimizer_in_backward` gave the tables, unless told.
     """
+    refuse_unknown(settings, TaskSettings.__annotations__)
     collections = collections_of(module)
     if weighted := [collection.path or "the model" for collection in collections if collection.weighted]:
         refuse_weights(weighted[0], ignore_weights)
     configs = [config for collection in collections for config in collection.configs]
     if profile is None:
-        return make_task(configs, devices, memory_gb, pooling=pooling, **settings)
-    if pooling is not None:
+        pool = pool_of_configs(configs, pooling, settings.get("batch"))
+    elif pooling is None:
+        pool = profile.pool(configs, ignore_weights=ignore_weights)
+    else:
         raise InvalidPool("pooling is told or measured: give pooling or profile, not both")
-    refuse_unknown(settings, TaskSettings.__annotations__)
-    pool = profile.pool(configs, ignore_weights=ignore_weights)
-    if settings.get("objective", "iteration") == "iteration":
-        check_rows_sent(configs, pool)
+    _check_modelled(configs, pool, pooling, settings)
+    if "optimizer" not in settings and (optimizer := _optimizer(collections)):
+        settings["optimizer"] = optimizer
     return task_of(pool, memory_of(devices, memory_gb), settings)
+
+
+def _check_modelled(configs: Sequence[Any], pool: TablePool, pooling: Pooling | None, settings: TaskSettings) -> None:
+    """Refuse, or warn of, tables of which the costs or the bytes that are asked for are not modelled."""
+    batch = settings.get("batch")
+    if settings.get("objective", "iteration") == "iteration":
+        check_rows_sent(configs, pool, pooling, batch)
+    if settings.get("accounting") in FORMULAS:
+        check_buffers(configs, pool, pooling, batch)
+
+
+def _optimizer(collections: Sequence[Collection]) -> str | None:
+    """What trains the tables as they are looked up; None if nothing was applied to them."""
+    found = {optimizer_of(c.weight(config.name)) for c in collections for config in c.configs}
+    if found == {"none"}:
+        return None
+    if len(found) > 1 or not found <= set(OPTIMIZERS):
+        raise InvalidTask(
+            f"tables are trained by {', '.join(sorted(found))}, and a task knows one of {', '.join(OPTIMIZERS)}: "
+            "tell optimizer=, the one that keeps as much beside the weights"
+        )
+    return found.pop()
 
 
 def _walk(module: nn.Module) -> Iterator[Collection]:

@@ -17,7 +17,7 @@ import sys
 import numpy as np
 
 from shard_gym.bridge.cells import bags_of
-from shard_gym.bridge.logs import OUTSIDE, Log, _Bar
+from shard_gym.bridge.logs import OUTSIDE, Log, Bar
 from shard_gym.errors import InvalidPool, UnknownName
 from shard_gym.numbers import whole
 from shard_gym.rowwise.counts import CAPACITY, RowCounter
@@ -34,7 +34,7 @@ def count_log(
     if rows is not None and whole(rows) < 1:
         raise InvalidPool(f"a table has one row or more, got {rows}")
     (column,), counter = log.columns, RowCounter(capacity)
-    bar = _Bar(progress and sys.stderr.isatty())
+    bar = Bar(progress and sys.stderr.isatty())
     for part, share in log.tables():
         ids, lengths, hashed = bags_of(part.column(column), log.ids, column)
         counter.add(_rows(ids, hashed, rows, outside, column), lengths)

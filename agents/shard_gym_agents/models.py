@@ -1,0 +1,109 @@
+"""From a TorchRec model to the plan that it is trained by, in one call.
+
+    from shard_gym_agents.models import plan_model
+
+    task, plan, sharding_plan = plan_model(model, devices=8, memory_gb=40, pooling={"clicks": 12.5}, batch=8 * 4096)
+    model = DistributedModelParallel(model, plan=sharding_plan)
+
+In a process group every rank calls it: rank 0 plans, and all of them get its plan. It is the same as `task_of_module`,
+a solver and `to_torchrec` one after the other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
+
+import shard_gym_agents
+from shard_gym import simulators
+from shard_gym.bridge.batches import Profiler
+from shard_gym.bridge.configs import Pooling
+from shard_gym.bridge.library import require_torchrec
+from shard_gym.bridge.modules import task_of_module
+from shard_gym.bridge.perf import ranks_per_host
+from shard_gym.bridge.plans import to_torchrec
+from shard_gym.errors import RankFailed
+from shard_gym.own_tables import TaskSettings
+from shard_gym.plan import Plan
+from shard_gym.tasks import Task
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.types import ShardingPlan
+
+SIMULATOR = "roofline:h100-v1"
+
+
+class ModelSettings(TaskSettings, total=False):
+    """What `task_of_module` takes beside the model and its devices."""
+
+    pooling: Pooling | None
+    profile: Profiler | None
+    ignore_weights: bool
+
+
+class PlannedModel(NamedTuple):
+    """What was planned, the plan, and the same plan as TorchRec takes it."""
+
+    task: Task
+    plan: Plan
+    sharding_plan: ShardingPlan
+
+
+def plan_model(
+    model: nn.Module,
+    devices: int,
+    memory_gb: float | Sequence[float],
+    *,
+    agent: str | shard_gym_agents.Solver = "auto",
+    simulator: str | simulators.Simulator = SIMULATOR,
+    device: Literal["cuda", "cpu"] = "cuda",
+    **settings: Unpack[ModelSettings],
+) -> PlannedModel:
+    """Plan an unsharded model for so many devices, each with so much memory left for tables.
+
+    `simulator` is what the plan is made for: the hardware that comes closest to yours, or "torchrec:cuda-v1" for the
+    estimate that TorchRec's own planner goes by. `settings` are those of `task_of_module`.
+    """
+    require_torchrec()
+    solver = shard_gym_agents.make(agent) if isinstance(agent, str) else agent
+    planner = simulators.make(simulator) if isinstance(simulator, str) else simulator
+
+    def planned() -> tuple[Task, Plan]:
+        task = task_of_module(model, devices, memory_gb, **settings)
+        return task, solver(task, planner)
+
+    (task, plan), world = _of_first_rank(planned), _world_size()
+    told = os.environ.get("LOCAL_WORLD_SIZE") if world else None  # by torchrun
+    local = int(told) if told else ranks_per_host(task)
+    sharding_plan = to_torchrec(plan, task, model, world_size=world, local_world_size=local, device=device)
+    return PlannedModel(task, plan, sharding_plan)
+
+
+def _world_size() -> int | None:
+    """Ranks of the process group, if there is one."""
+    from torch import distributed
+
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else None
+
+
+def _of_first_rank(plan: Callable[[], tuple[Task, Plan]]) -> tuple[Task, Plan]:
+    """What rank 0 plans, on every rank; searches that end by the clock would not agree. Its failure ends all."""
+    from torch import distributed
+
+    if _world_size() is None:
+        return plan()
+    told: list[Any] = [None, ""]
+    try:
+        if distributed.get_rank() == 0:
+            told[0] = plan()
+    except Exception as error:
+        told[1] = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        distributed.broadcast_object_list(told)
+    if told[0] is None:
+        raise RankFailed(f"rank 0 has no plan: {told[1]}")
+    found: tuple[Task, Plan] = told[0]
+    return found
