@@ -17,7 +17,7 @@ import sys
 import numpy as np
 
 from shard_gym.bridge.cells import bags_of
-from shard_gym.bridge.logs import OUTSIDE, Log, Bar
+from shard_gym.bridge.logs import OUTSIDE, Bar, Log
 from shard_gym.errors import InvalidPool, UnknownName
 from shard_gym.numbers import whole
 from shard_gym.rowwise.counts import CAPACITY, RowCounter
