@@ -30,6 +30,7 @@ from shard_gym.links import Links
 from shard_gym.memory import table_bytes
 from shard_gym.random_plans import no_room
 from shard_gym.simulators import Simulator
+from shard_gym.simulators.base import Counted, CountedCalls
 from shard_gym.simulators.learned import Learned
 from shard_gym.simulators.roofline import Roofline
 from shard_gym.tasks import Task
@@ -183,8 +184,10 @@ def shared_out(share: Share, speed: np.ndarray, offset: np.ndarray) -> float:
 
 
 def unwrapped(simulator: Simulator) -> Simulator:
-    """The simulator itself, out of what counts its calls."""
-    return getattr(simulator, "simulator", simulator)
+    """The simulator itself, out of all that counts its calls."""
+    while isinstance(simulator, Counted | CountedCalls):
+        simulator = simulator.simulator
+    return simulator
 
 
 def _bounded(simulator: Simulator) -> Bounded:
@@ -218,10 +221,10 @@ def _comm(task: Task, simulator: Bounded, pieces: Pieces) -> tuple[np.ndarray, n
     devices = task.num_devices
     grouped = links.peer_to_peer and 0 < links.group < devices
     anywhere = replace(links, port=math.inf) if grouped else links
-    floor = anywhere.all_to_all_ms(np.full(devices, task.tables.dim.sum() / devices), batch)
+    floor = anywhere.all_to_all_ms(np.full(devices, pieces.columns[0].sum() / devices), batch)
     own = np.array([_own(links, k, devices, batch) for k in range(devices)])
     latency = links.latency_ms if devices > 1 else 0.0
-    with_piece = latency + np.multiply.outer(pieces.dim.astype(np.float64), own)
+    with_piece = latency + np.multiply.outer(pieces.columns, own)
     return floor, np.maximum(floor, with_piece)
 
 

@@ -39,8 +39,11 @@ def quick(task: Task) -> Verdict:
 
 
 def disproof(task: Task) -> str | None:
-    """Why memory cannot suffice, and by how much; None if no count says so. Allows for splits where the task does."""
-    return _too_large(task) or _too_much(task) or _too_many(task) or _too_few_devices(task)
+    """Why memory, or the moves allowed, cannot suffice, and by how much; None if no count says so.
+
+    Allows for splits where the task does.
+    """
+    return _too_large(task) or _too_much(task) or _too_many(task) or _too_few_devices(task) or _too_few_moves(task)
 
 
 def _too_large(task: Task) -> str | None:
@@ -117,6 +120,24 @@ def _too_few_devices(task: Task) -> str | None:
         f"tables (or pieces) of at least {sizes[starts[i]]:,} bytes need {needed[i]} devices of {largest:,} bytes, "
         f"there are {task.num_devices}: {len(sizes) - half} take more than half of one; too few"
     )
+
+
+def _too_few_moves(task: Task) -> str | None:
+    """More tables that must leave their device in use than may: pinned elsewhere, or what it takes to end overflows."""
+    c = task.constraints
+    if c.max_moves is None:
+        return None
+    size, device = table_bytes(task), np.array(c.base)
+    pinned = np.array([table for table, to in c.pin if c.base[table] != to], np.int64)
+    device[pinned] = -1  # they leave room
+    needed = len(set(pinned.tolist()))
+    over = np.bincount(device[device >= 0], size[device >= 0], minlength=task.num_devices) - task.capacity
+    for d in np.flatnonzero(over > 0):
+        largest_first = np.cumsum(np.sort(size[device == d])[::-1])
+        needed += int(np.searchsorted(largest_first, over[d])) + 1
+    if needed <= c.max_moves:
+        return None
+    return f"{needed} tables or more must leave their device in the plan in use, at most {c.max_moves} may"
 
 
 def _items(task: Task) -> np.ndarray:

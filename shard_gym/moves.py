@@ -159,10 +159,10 @@ def _names(stays: np.ndarray, kinds: np.ndarray, group: int) -> np.ndarray:
     def within(here: np.ndarray, there: np.ndarray) -> np.ndarray:
         return there[_matched(stays[np.ix_(here, there)], kinds[here], kinds[there])]
 
-    gain = np.zeros((len(groups),) * 2, np.int64)
-    for p, q in np.argwhere(alike[:, None] == alike):
-        if stays[np.ix_(groups[p], groups[q])].any():
-            gain[p, q] = stays[groups[p], within(groups[p], groups[q])].sum()
+    gain, starts = np.zeros((len(groups),) * 2, np.int64), np.arange(0, len(kinds), group)
+    shared = np.add.reduceat(np.add.reduceat(stays, starts, axis=0), starts, axis=1)
+    for p, q in np.argwhere((alike[:, None] == alike) & (shared > 0)):
+        gain[p, q] = stays[groups[p], within(groups[p], groups[q])].sum()
     name = np.empty(len(kinds), np.int64)
     for here, q in zip(groups, _matched(gain, alike, alike), strict=True):
         name[here] = within(here, groups[q])

@@ -26,9 +26,9 @@ class Nodes:
     level: np.ndarray  # (M,) halvings, 0 for the whole table
 
     @classmethod
-    def of(cls, task: Task, split_action: bool) -> Nodes:
-        """The nodes of a task, with or without split actions."""
-        counts = 1 + (halvings(task) if split_action else np.zeros(task.num_tables, np.int64))
+    def of(cls, task: Task, split_action: bool, every: bool = False) -> Nodes:
+        """The nodes of a task, with or without split actions; `every` as in `halvings`."""
+        counts = 1 + (halvings(task, every) if split_action else np.zeros(task.num_tables, np.int64))
         table = np.repeat(np.arange(task.num_tables), counts)
         level = np.arange(len(table)) - np.repeat(np.cumsum(counts) - counts, counts)
         return cls(task, table, level)
@@ -72,11 +72,14 @@ class Nodes:
         return np.argsort(rank[self.table], kind="stable")
 
 
-def halvings(task: Task) -> np.ndarray:
-    """How often each table's columns may be halved, (N,): a half has a multiple of 4 columns, as Task.split wants."""
+def halvings(task: Task, every: bool = False) -> np.ndarray:
+    """How often each table's columns may be halved, (N,): a half has a multiple of 4 columns, as Task.split wants.
+
+    Tables whose device is constrained stay whole, unless `every` halving that a plan may make is asked for.
+    """
     times = np.zeros(task.num_tables, np.int64)
     if task.splits_allowed:
         for level in range(1, MOST_HALVINGS + 1):
             times += task.tables.dim % (4 << level) == 0
-        times[kept_whole(task)] = 0
+        times[list(task.constraints.no_split) if every else kept_whole(task)] = 0
     return times

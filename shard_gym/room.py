@@ -44,8 +44,7 @@ class Rules:
         rival, rivals = _rivals(c, leader)
         away, moves = None, 0
         if c.max_moves is not None:
-            away = np.zeros((n, k), np.int32)
-            np.add.at(away, leader, np.array(c.base)[:, None] != np.arange(k))
+            away = _merged((np.array(c.base)[:, None] != np.arange(k)).astype(np.int32), leader)
             home = np.where(allowed, away, n + 1).argmin(axis=1)
             leads = np.flatnonzero(leader == np.arange(n))
             moves = c.max_moves - int(away[leads, home[leads]].sum())
@@ -58,9 +57,7 @@ class Rules:
 
     def merged(self, values: np.ndarray) -> np.ndarray:
         """Values of tables, (N, ...), summed over each group: in its leader's row, and 0 in the others'."""
-        total = np.zeros_like(values)
-        np.add.at(total, self.leader, values)
-        return total
+        return _merged(values, self.leader)
 
 
 class Room:
@@ -220,6 +217,13 @@ def _leaders(c: Constraints, n: int) -> np.ndarray:
         merged = np.isin(leader, leader[list(group)])
         leader[merged] = leader[merged].min(initial=n)
     return leader
+
+
+def _merged(values: np.ndarray, leader: np.ndarray) -> np.ndarray:
+    total, led = values.copy(), np.flatnonzero(leader != np.arange(len(leader)))
+    total[led] = 0
+    np.add.at(total, leader[led], values[led])
+    return total
 
 
 def _rivals(c: Constraints, leader: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard_gym import Task, make_pool, simulators, suites
+from shard_gym import Constraints, Task, make_pool, simulators, suites
 from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.evaluate import score
 from shard_gym.memory import device_bytes
@@ -82,6 +82,19 @@ def test_a_gain_within_the_spread_is_not_believed():
         else:
             assert makespan(task, plan) == expected
     assert makespan(task, make("auto", calls=10_000, sure=0.0)(task, Unsure(1e9))) == searched
+
+
+def test_what_the_planner_doubts_of_both_plans_keeps_nothing_from_being_halved():
+    """A table far outside the fit takes about half as long in halves, however long that is."""
+    planner = simulators.make("learned:cpu-v1")
+    task = Task(make_pool(rows=10**7, dim=64, pooling=[2_000.0]), (10**10,) * 2, splits_allowed=True)
+    whole, halves = (planner.latency(task.split(splits), np.arange(1 + len(splits))) for splits in ((), (0,)))
+    gain = whole.makespan("kernel") - halves.makespan("kernel")
+    assert planner.distance(task)[0] > 1 and gain < halves.spread.max()
+    plan = make("auto", calls=500)(task, simulators.Counted(planner))
+    assert plan.splits == (0,) and sorted(plan.device) == [0, 1]
+    in_use = dataclasses.replace(task, constraints=Constraints(base=(0,)))
+    assert make("reshard", calls=500, horizon=1e9)(in_use, planner).splits == (0,)
 
 
 def test_a_dead_end_of_all_greedies_leaves_nothing_to_believe_instead():

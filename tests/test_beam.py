@@ -3,7 +3,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shard_gym import Plan, evaluate, make_pool, simulators, suites
@@ -123,6 +123,7 @@ def test_neuroshard_without_splits_is_its_greedy_under_the_best_limit(key):
 
 
 @settings(max_examples=15, deadline=None)
+@example(650252, "kernel")  # whole tables fit under no limit of columns
 @given(SEEDS, OBJECTIVES)
 def test_neuroshard_splits_no_more_than_it_may(seed, objective):
     task = draw_task(seed, objective, room=1.2, splits=True, tables=12)

@@ -199,6 +199,16 @@ def test_tables_of_a_dlrm_datasets_file(tmp_path, capsys):
     assert "(kernel)" in capsys.readouterr().out
 
 
+def test_tables_of_a_file_may_be_split_if_told_so(tmp_path, capsys):
+    """Two devices hold half of the table each."""
+    (tmp_path / "wide.csv").write_text("rows,dim\n100000,64\n")
+    which = ["--tables", str(tmp_path / "wide.csv"), "--devices", "2", "--memory-gb", "0.007", "--agent", "auto"]
+    assert main(["solve", *which, "--calls", "100"]) == 2
+    assert "too few" in capsys.readouterr().err
+    assert main(["solve", *which, "--calls", "100", "--allow-splits", "--out", str(tmp_path / "plan.json")]) == 0
+    assert Plan.load(tmp_path / "plan.json").splits == (0,)
+
+
 def test_tables_need_devices(tmp_path, capsys):
     (tmp_path / "tables.csv").write_text("rows\n5\n")
     for given in ([], ["--devices", "2"], ["--memory-gb", "2"], ["--devices", "0", "--memory-gb", "1"]):

@@ -191,6 +191,19 @@ def test_pins_and_togetherness_are_counted():
     assert "(0, 1, 2) must be together" in disproof(group)
 
 
+def test_moves_that_memory_and_pins_demand_are_counted():
+    """10 KB on a device of 6: the table of 4 must leave; if the one of 2 does anyway, another must, any of the rest."""
+    task = sizes(4, 3, 2, 1, memory=(6, 10))
+    for moves, pins, needed in [(0, (), 1), (1, (), None), (1, ((2, 1),), 2), (2, ((2, 1),), None)]:
+        constraints = Constraints(base=(0, 0, 0, 0), max_moves=moves, pin=pins)
+        kept = replace(task, constraints=constraints)
+        said, verdict = disproof(kept), decide(kept, 5.0)
+        assert said == (
+            needed and f"{needed} tables or more must leave their device in the plan in use, at most {moves} may"
+        )
+        assert verdict.feasible is (needed is None)
+
+
 def test_splits_make_room():
     wide = Task(make_pool(rows=1_000, dim=64), memory=(70_000, 70_000))
     assert "too few" in disproof(wide)

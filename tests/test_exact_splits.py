@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shard_gym import Constraints, Plan, Task, make_pool, simulators, suites
@@ -38,7 +38,8 @@ def every_split_plan(task: Task) -> list[tuple[Task, np.ndarray]]:
         apart = all(len(set().union(*(on[t] for t in g))) == sum(len(on[t]) for t in g) for g in c.apart)
         together = all(len(set().union(*(on[t] for t in g))) == 1 for g in c.together)
         stay = sum(on[t] == {d} for t, d in enumerate(c.base))
-        kept = apart and together and all(on[t] == {d} for t, d in c.pin)
+        whole = all(len(tables[t]) == 1 for t in c.no_split)
+        kept = apart and together and whole and all(on[t] == {d} for t, d in c.pin)
         if not kept or (c.max_moves is not None and stay < task.num_tables - c.max_moves):
             continue
         table, dim, device = np.array([(t, *piece) for t, pieces in enumerate(tables) for piece in pieces]).T
@@ -60,6 +61,8 @@ SPLIT_CONSTRAINTS = [
 
 
 @settings(max_examples=12, deadline=None)
+@example(22, SPLIT_CONSTRAINTS[4], "weights")  # a half that moves makes room
+@example(310, SPLIT_CONSTRAINTS[5], "weights")
 @given(st.integers(0, 10**6), st.sampled_from(SPLIT_CONSTRAINTS), st.sampled_from(["weights", "training"]))
 def test_feasibility_with_splits_is_decided_as_by_brute_force(seed, constraints, accounting):
     rng = np.random.default_rng(seed)
@@ -130,3 +133,19 @@ def test_a_stopped_search_returns_its_best_plan(answer, monkeypatch):
     found = Milp(budget=20.0, gap=0.0, progress=progress).solve(task, ROOFLINE)
     assert len(told) == 1 and found.makespan <= told[0]
     assert time.perf_counter() - begun < 10
+
+
+@pytest.mark.parametrize("answer", [True, KeyboardInterrupt])
+def test_a_search_stopped_at_its_start_begins_no_program(answer):
+    told: list[float] = []
+
+    def progress(makespan: float, seconds: float) -> bool:
+        told.append(makespan)
+        if answer is KeyboardInterrupt:
+            raise KeyboardInterrupt
+        return True
+
+    task = suites.get("mixed-10to59x4-split").tasks("val")[0]
+    found = Milp(budget=60.0, progress=progress).solve(task, ROOFLINE)
+    assert found.makespan == pytest.approx(told[-1], rel=1e-12) and len(told) == 1
+    assert found.program == "none: stopped before it" and 0 < found.bound <= found.makespan

@@ -15,7 +15,7 @@ from shard_gym.links import Links
 from shard_gym.metasyn import load_metasyn
 from shard_gym.simulators import FastSimulator
 from shard_gym.simulators.base import GRAIN
-from shard_gym.simulators.learned import Learned
+from shard_gym.simulators.learned import OWN, Learned
 from tests.cost_model_helpers import BATCH, made_up
 
 PHASES = ("forward_compute", "forward_comm", "backward_comm", "backward_compute", "spread")
@@ -142,6 +142,18 @@ def test_the_spread_grows_with_the_distance(ours):
     assert ours.sigma <= near_share < far_share
     assert far_share >= ours.sigma + min(ours.distance(wide).min(), 3)
     assert near.distance[0] == 0 < far.distance[0] and (far.distance[1:] == 0).all()
+
+
+@pytest.mark.parametrize("objective", ["kernel", "iteration"])
+def test_the_doubt_between_plans_is_what_members_say_of_both_and_the_shared_error(ours, objective):
+    task = dataclasses.replace(draw_task(8, objective), speed=(1.0, 0.5, *(1.0,) * 6))
+    tables = ours.embed(task)
+    one, other = (np.zeros((8, tables.shape[1])) for _ in range(2))
+    one[0], other[1] = tables.sum(axis=0), tables.sum(axis=0)  # everything on one device, or on one half as fast
+    compute = ours.decode(task, one).compute.max()
+    assert ours.doubt(task, one, one) == pytest.approx(ours.sigma * compute, rel=1e-12)
+    members = ours.network.by_member(one[:1, OWN:]).sum(axis=1)[:, 0] * 1e-3  # other - one = 2 one - one
+    assert ours.doubt(task, one, other) == pytest.approx(np.hypot(members.std(), ours.sigma * compute), rel=1e-9)
 
 
 def test_the_environment_tells_spread_and_distance(ours):

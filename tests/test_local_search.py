@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard_gym import make_pool, simulators, suites
+from shard_gym import Task, make_pool, simulators, suites
 from shard_gym.errors import InfeasibleTask, InvalidTask, SimulatorError
 from shard_gym.evaluate import score
-from shard_gym.memory import device_bytes, device_sums
-from shard_gym.plan import check
+from shard_gym.memory import device_bytes, device_sums, table_bytes
+from shard_gym.plan import check, violations
 from shard_gym.random_plans import random_placements
 from shard_gym.simulators import Counted
 from shard_gym_agents import make
@@ -242,3 +242,15 @@ def test_calls_count_from_each_search_on():
     first = solver(task, counted)
     spent = counted.calls
     assert solver(task, counted) == first and counted.calls == 2 * spent > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_only_way_to_fill_two_devices_is_found_though_tables_may_be_halved(seed):
+    """Halvings that make no room are taken back: in halves there are more ways to go wrong."""
+    rng = np.random.default_rng(seed)
+    tables = make_pool(rows=rng.integers(10_000, 1_000_000, 10), dim=32, pooling=1.0)
+    size, on_first = table_bytes(Task(tables, (10**12,))), rng.permutation(10) < 5
+    memory = (int(size[on_first].sum()), int(size[~on_first].sum()))
+    task = Task(tables, memory, splits_allowed=True)
+    plan = make("local-search", calls=300)(task, SIMULATOR)
+    assert not violations(task, plan)

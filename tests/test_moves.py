@@ -174,6 +174,16 @@ def test_without_links_of_its_own_a_task_has_the_planners():
     assert aligned(replace(task, objective="kernel"), old, new, Links(1e6, group=2)) == old
 
 
+def test_a_thousand_devices_in_pairs_are_renamed_in_a_moment(rng):
+    """Hundreds of thousands of pairs of groups could change places; few of them share a table."""
+    task = Task(make_pool(rows=10, dim=16, pooling=[1.0] * 3_000), memory=(10**6,) * 1_000, objective="iteration")
+    old = Plan(tuple(rng.integers(1_000, size=3_000).tolist()))
+    swapped = Plan(tuple((d + 2) % 1_000 ^ 1 for d in old.device))  # each pair takes the next one's place, in turn
+    start = time.perf_counter()
+    assert aligned(task, old, swapped, Links(1e6, group=2, uplink=1e6)) == old
+    assert time.perf_counter() - start < 1
+
+
 def test_fewer_bytes_are_no_reason_to_move_more_tables_than_may():
     """Two small tables stay where they are, or the large one does."""
     tables = make_pool(rows=[10, 10, 1_000], dim=16)

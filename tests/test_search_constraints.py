@@ -157,6 +157,16 @@ def test_what_is_proved_to_have_no_plan_is_said_so(name):
         make(name, **SEARCHES[name])(task, SIMULATOR)
 
 
+@pytest.mark.parametrize("name", [*SEARCHES, "reshard"])
+@pytest.mark.parametrize("room", [10**9, 1])
+def test_pins_are_kept_where_the_moves_that_they_take_are_not_allowed(name, room):
+    """One table is on device 1 and must go to device 0, and nothing may move; with room there, and without."""
+    constraints = Constraints(pin=[(0, 0)], base=(1,), max_moves=0)
+    task = Task(make_pool(rows=[1_000], dim=4, pooling=1.0), (room, 10**9), constraints=constraints)
+    with pytest.raises(InfeasibleTask, match="1 tables or more must leave" if room > 1 else "where it is pinned"):
+        make(name, calls=100)(task, SIMULATOR)
+
+
 @pytest.mark.parametrize("name", SEARCHES)
 def test_what_is_not_proved_is_not_claimed(name):
     """Three tables, each apart from the others, on two devices; no count of bytes says why not."""

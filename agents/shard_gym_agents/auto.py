@@ -63,7 +63,7 @@ class Auto:
         found = search(start, budget, rng, self.progress)
         if greedy is not None:
             gain = greedy.makespan - found.makespan
-            if gain <= self.sure * board.costs.spread(found.sums):
+            if gain <= self.sure * board.costs.doubt(found.sums, greedy.sums):
                 return greedy.plan()
         return found.plan()
 

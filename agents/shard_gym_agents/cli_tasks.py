@@ -43,6 +43,7 @@ def _task_of_tables(options: argparse.Namespace) -> Task:
         options.memory_gb,
         objective=options.objective,
         optimizer=options.optimizer,
+        splits_allowed=options.allow_splits,
     )
 
 
@@ -59,6 +60,7 @@ def add_task(command: argparse.ArgumentParser) -> None:
     own.add_argument("--memory-gb", type=float, metavar="G", help="of each device, for weights and optimizer state")
     own.add_argument("--objective", choices=OBJECTIVES, default="iteration")
     own.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
+    own.add_argument("--allow-splits", action="store_true", help="let solvers halve the columns of tables")
     command.add_argument("--index", type=int, default=0, help="of the task in the suite's split")
     command.add_argument("--split", default="test", help="test, val or train")
     command.add_argument("--simulator", metavar="ID", help=f"default: the suite's own, or {SIMULATOR}")

@@ -30,8 +30,9 @@ from shard_gym.random_plans import first_fit_decreasing
 from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.tasks import Task
 from shard_gym_agents.exact_models import MEGABYTE, Phase, Program, add_memory, alike_devices, interchangeable
-from shard_gym_agents.local_search import Progress
+from shard_gym_agents.local_search import LocalSearch, Progress
 from shard_gym_agents.milp import INFINITY, Answer, Model, OutOfTime
+from shard_gym_agents.search_costs import Budget
 from shard_gym_agents.solver import require_fast, require_number, task_rng
 
 COSTS = ("surrogate", "recshard")
@@ -91,12 +92,17 @@ class Milp:
             task = replace(task, splits_allowed=False)
         if why := disproof(task):
             raise InfeasibleTask(why)
-        start, known = self._start(task, planner), _known_bound(task, planner)
-        program, answer = self._program(task, planner), Answer(None, INFINITY, 0.0)
+        budget = Budget(START * self.budget, 0)
+        start, known = self._start(task, planner, budget), _known_bound(task, planner)
+        program, answer, held = self._program(task, planner), Answer(None, INFINITY, 0.0), "none: stopped before it"
         try:
-            answer, held = self._answer(program, planner, start, begun), program.words
+            if not budget.stopped:
+                answer, held = self._answer(program, planner, start, begun), program.words
         except OutOfTime:
             held = f"none: {self.budget:g} s are too little to begin with it"
+        except KeyboardInterrupt:  # while the program was built
+            if self.progress is None or start is None:
+                raise
         left = begun + self.budget - time.perf_counter()
         plans = [p for p in (answer.plan, start) if p is not None and not violations(task, p)]
         plans = plans or [_any_plan(task, max(left, LAST_TRY))]
@@ -123,14 +129,12 @@ class Milp:
         improved = None if self.progress is None else _teller(self.progress, task, planner, worth, begun)
         return model.solve(end - time.perf_counter(), self.gap, seed, counts, improved)
 
-    def _start(self, task: Task, planner: FastSimulator) -> Plan | None:
-        from shard_gym_agents import make
-
+    def _start(self, task: Task, planner: FastSimulator, budget: Budget) -> Plan | None:
         try:
             if self.cost == "recshard":
                 return Plan(tuple(first_fit_decreasing(task).tolist()))
-            return make("local-search", seed=self.seed, budget=START * self.budget)(task, planner)
-        except (InfeasibleTask, InvalidTask):  # none that it finds, or constraints that it does not keep
+            return LocalSearch(self.seed, progress=self.progress).within(budget, task, planner)
+        except InfeasibleTask:  # none that it finds
             return None
 
 
@@ -142,7 +146,7 @@ def decide(task: Task, seconds: float) -> Verdict:
     verdict, end = quick(task), time.perf_counter() + seconds
     if verdict.feasible is not None:
         return verdict
-    nodes = Nodes.of(task, split_action=True)
+    nodes = Nodes.of(task, split_action=True, every=True)
     try:
         answer = _least_missing(nodes, end)
         if answer.plan is not None and not violations(task, answer.plan):

@@ -43,7 +43,10 @@ class LocalSearch:
     progress: Progress | None = field(default=None, repr=False)
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
-        budget = Budget(self.budget, self.calls)
+        return self.within(Budget(self.budget, self.calls), task, planner)
+
+    def within(self, budget: Budget, task: Task, planner: Simulator) -> Plan:
+        """The same, within a budget that then says whether the search was stopped."""
         costs, rng = Costs(task, require_fast(planner)), task_rng(self.seed, task)
         board = Board(task, costs, self.splits)
         state = feasible(board, starts(board, budget.worth_seconds), budget, rng)
@@ -60,6 +63,7 @@ def search(state: State, budget: Budget, rng: np.random.Generator, progress: Pro
             better = progress is not None and state.makespan < told.makespan * (1 - 1e-12)
             told = state.copy() if better else told
             if better and progress is not None and progress(told.makespan, budget.spent_seconds):
+                budget.stopped = True
                 break
             if helped:
                 continue
@@ -74,6 +78,7 @@ def search(state: State, budget: Budget, rng: np.random.Generator, progress: Pro
     except KeyboardInterrupt:
         if progress is None:
             raise
+        budget.stopped = True
         return told  # whatever was being changed
     return state if state.makespan < best.makespan * (1 - 1e-12) else best
 

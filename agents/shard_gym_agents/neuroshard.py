@@ -57,12 +57,17 @@ class NeuroShard:
         except KeyboardInterrupt:
             if self.progress is None or best is None:
                 raise
-        best = best or _without_limit(board)
+        if best is None:
+            nearest = _without_limit(board)[0]
+            raise no_plan(task, board.plan(nearest.nodes, nearest.device))
         return board.plan(best.nodes, best.device)
 
     def _better(self, board: Board, budget: Budget) -> Iterator[Found]:
         """Ever better placements, level by level of halvings."""
-        least, beams = np.inf, [*_stay(board), *self._tried(board, [board.whole], budget)]
+        whole = self._tried(board, [board.whole], budget)
+        if whole[0].makespan == np.inf:
+            whole = _without_limit(board)
+        least, beams = np.inf, [*_stay(board), *whole]
         for _ in range(self.splits + 1):
             beams = sorted(beams, key=lambda found: found.makespan)[: self.beams]
             if not beams:
@@ -100,8 +105,6 @@ def _stay(board: Board) -> Iterator[Found]:
             yield Found(state.makespan, state.node, state.device)
 
 
-def _without_limit(board: Board) -> Found:
-    found = best_under_limits(board, [board.whole], [np.inf])[0]
-    if found.makespan == np.inf:
-        raise no_plan(board.task, board.plan(found.nodes, found.device))
-    return found
+def _without_limit(board: Board) -> list[Found]:
+    """Whole tables where no limit leads to a plan."""
+    return best_under_limits(board, [board.whole], [np.inf])

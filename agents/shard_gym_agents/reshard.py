@@ -8,11 +8,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from shard_gym.bounds import unwrapped
 from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.links import Links
+from shard_gym.memory import device_sums
 from shard_gym.moves import aligned, delta
 from shard_gym.plan import Plan, violations
-from shard_gym.simulators import Counted, Roofline, Simulator
+from shard_gym.simulators import Roofline, Simulator
 from shard_gym.tasks import Task
 from shard_gym_agents.auto import Auto
 from shard_gym_agents.local_search import IDLE, Progress
@@ -155,21 +157,19 @@ class _Search:
         return min(usable, key=self._total_ms)
 
     def _total_ms(self, plan: Plan) -> float:
-        tables, device = self.task.split(plan.splits), np.array(plan.device)
-        latency = self.planner.latency(tables, device)
-        cost = latency.cost(self.task.objective)
-        doubt = 0.0
-        if plan != self.base and latency.spread is not None:
-            doubt = self.settings.sure * float(latency.spread[cost.argmax()])
+        sums, doubt = self._sums(plan), 0.0
+        if plan != self.base:
+            doubt = self.settings.sure * self.costs.doubt(sums, self._sums(self.base))
         moves = delta(self.task, self.base, plan)
-        return (
-            self.prices.horizon * (float(cost.max()) + doubt)
-            + max(moves.sent + moves.received) * self.prices.ms_per_byte
-        )
+        steps_ms = self.prices.horizon * (float(self.costs.plans(sums).makespan) + doubt)
+        return steps_ms + max(moves.sent + moves.received) * self.prices.ms_per_byte
+
+    def _sums(self, plan: Plan) -> np.ndarray:
+        embedding = self.costs.planner.embed(self.task.split(plan.splits))
+        return device_sums(embedding, np.array(plan.device), self.task.num_devices)
 
 
 def _links(planner: Simulator) -> Links | None:
     """The wires that a planner assumes where a task has none."""
-    while isinstance(planner, Counted):
-        planner = planner.simulator
+    planner = unwrapped(planner)
     return planner.hardware.links if isinstance(planner, Roofline) else getattr(planner, "links", None)

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from shard_gym.bounds import unwrapped
 from shard_gym.errors import InvalidTask
 from shard_gym.simulators import Counted, FastSimulator
+from shard_gym.simulators.learned import Learned
 from shard_gym.tasks import Constraints, Task
 
 CALLS_A_SECOND = 100_000
@@ -74,8 +76,14 @@ class Costs:
         whole = latency.backward_compute + latency.forward_comm + latency.backward_comm
         return float(latency.backward_compute.sum() / max(float(whole.sum()), 1e-12))
 
-    def spread(self, sums: np.ndarray) -> float:
-        """The planner's standard deviation of the device that sets the pace, ms; 0 where it knows none."""
+    def doubt(self, sums: np.ndarray, other: np.ndarray) -> float:
+        """The planner's standard deviation of how much sooner one plan is done than another, ms; sums of both, (K, H).
+
+        Where it knows only that of devices: that of the one which sets the pace. 0 where it knows none.
+        """
+        planner = unwrapped(self.planner)
+        if isinstance(planner, Learned):
+            return planner.doubt(self.task, sums, other)
         latency = self.planner.decode(self.task, sums)
         slowest = int(latency.cost(self.task.objective).argmax())
         return 0.0 if latency.spread is None else float(latency.spread[slowest])
@@ -89,6 +97,7 @@ class Budget:
             raise InvalidTask(f"a search needs budget >= 0 seconds and calls >= 0, got {seconds}, {calls}")
         self.start = time.perf_counter()
         self.seconds, self.calls = seconds, calls
+        self.stopped = False  # by whoever follows the search
 
     @property
     def spent_seconds(self) -> float:

@@ -77,9 +77,12 @@ class _Space:
         self.standing.put(kept, table[kept], home[kept], -1)
         return self.standing.open(table)
 
-    def most(self, open_to: np.ndarray) -> np.ndarray:
-        """Where most bytes are free, if possible where rules let a piece go, (V, K) -> (V,)."""
-        return np.where(open_to, self.free, self.free - 2**54).argmax(axis=1)
+    def most(self, node: np.ndarray, open_to: np.ndarray) -> np.ndarray:
+        """Where most bytes are free, if possible where rules let a piece go, (V, K) -> (V,); pins are always kept."""
+        free = np.where(open_to, self.free, self.free - 2**54)
+        if self.standing is not None:
+            free = np.where(self.standing.rules.allowed[self.board.table[node]], free, free - 2**55)
+        return free.argmax(axis=1)
 
     def take(self, each: np.ndarray, node: np.ndarray, device: np.ndarray) -> None:
         """One piece of each variant goes to a device."""
@@ -108,7 +111,7 @@ def place(board: Board, nodes: np.ndarray, limits: np.ndarray | None = None) -> 
         chosen = np.where(legal, cost, np.inf).argmin(axis=1)
         nowhere = ~legal[each, chosen]
         if nowhere.any():
-            chosen = np.where(nowhere, space.most(open_to), chosen)
+            chosen = np.where(nowhere, space.most(node, open_to), chosen)
             feasible &= ~nowhere
         device[:, i] = chosen
         sums[each, chosen] += board.embedding[node]

@@ -30,31 +30,37 @@ def feasible(board: Board, starts: Iterable[np.ndarray], budget: Budget, rng: np
         states = sorted(states, key=lambda state: (amiss(state), state.makespan))
     tried = []
     for state in states:
+        begun = state.copy()
         if not amiss(state) or repair(state, rng, budget):
             return state
-        tried.append(state)
+        tried.append((state, begun))
         if budget.hopeless:
             break
-    return _last_resorts(min(tried, key=amiss), budget, rng)
+    return _last_resorts(*min(tried, key=lambda pair: amiss(pair[0])), budget, rng)
 
 
-def _last_resorts(state: State, budget: Budget, rng: np.random.Generator) -> State:
-    """Where repairs failed: a proof that all must fail, first-fit-decreasing, and other repairs."""
-    task = state.board.task
+def _last_resorts(nearest: State, whole: State, budget: Budget, rng: np.random.Generator) -> State:
+    """Where repairs failed: a proof that all must fail, first-fit-decreasing, and other repairs.
+
+    Every other one begins with whole tables: those that a repair halves stay halved in those that follow it.
+    """
+    task, state = nearest.board.task, nearest
     if disproof(task):
-        raise no_plan(task, state.plan())
-    if state.board.rules is None:
+        raise no_plan(task, nearest.plan())
+    if nearest.board.rules is None:
         try:
-            return state.board.start(first_fit_decreasing(task))
+            return nearest.board.start(first_fit_decreasing(task))
         except InfeasibleTask:
             pass
-    for _ in range(AGAIN) if budget.calls else count():
+    for attempt in range(AGAIN) if budget.calls else count():
         if budget.hopeless:
             break
+        state = (whole if attempt % 2 else state).copy()
         redeal(state, rng)
         if repair(state, rng, budget, AGAIN_KICKS):
             return state
-    raise no_plan(task, state.plan())
+        nearest = min(nearest, state, key=amiss)
+    raise no_plan(task, nearest.plan())
 
 
 def amiss(state: State) -> int:

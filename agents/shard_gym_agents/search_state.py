@@ -34,7 +34,7 @@ class Board:
         self.table = np.append(self.nodes.table, -1)
         self.embedding = self._merged(costs.planner.embed(pieces))
         self.size = self._merged(table_bytes(pieces))
-        self.dim = self._merged(pieces.tables.dim.astype(np.float64))
+        self.dim = self._merged(pieces.tables.columns_sent)
         self.single = costs.compute(self.embedding, 0)  # computation of each piece alone, on the first device
         self.may_split = np.append(self.nodes.may_split, False)
         half = np.append(self.single[1:], 1.0)

@@ -38,6 +38,10 @@ class Network(Protocol):
         """Forward ms, backward ms and the members' disagreement in ms, from sums (S, width) -> (3, S)."""
         ...
 
+    def by_member(self, sums: np.ndarray) -> np.ndarray:
+        """Forward and backward microseconds by each member of the ensemble, from sums (S, width) -> (M, 2, S)."""
+        ...
+
 
 def on_grid(values: np.ndarray, grain: float = GRAIN) -> np.ndarray:
     """Rounded to multiples of 1 / grain."""
@@ -87,6 +91,10 @@ class Published:
         forward, backward = (np.maximum(self._head(h, sums), 0.0) for h in ("forward", "backward"))
         return np.stack([forward, backward, np.zeros_like(forward)])
 
+    def by_member(self, sums: np.ndarray) -> np.ndarray:
+        """The one network there is, (1, 2, S)."""
+        return 1e3 * self.decode(sums)[None, :2]
+
     def overall(self, sums: np.ndarray) -> np.ndarray:
         """DreamShard's cost of whole plans: the largest of each element over devices, then one more head.
 
@@ -134,6 +142,10 @@ class Ours:
 
     def decode(self, sums: np.ndarray) -> np.ndarray:
         """Mean of the members, and how far they are apart."""
+        return _mean_and_spread(self.by_member(sums))
+
+    def by_member(self, sums: np.ndarray) -> np.ndarray:
+        """Forward and backward microseconds by each member, (M, 2, S)."""
         columns = np.array(sums.T, order="C")  # (width, S): shards are columns from here on; a copy, even of one shard
         base = columns[self.totals :].reshape(self.members, 2, -1)
         roots = np.empty((self.totals + 1, len(sums)))
@@ -147,7 +159,7 @@ class Ours:
         _between(passes, LOWEST_FACTOR, HIGHEST)
         base += self.fixed
         passes *= base
-        return _mean_and_spread(_snap(passes))
+        return _snap(passes)
 
 
 def _mean_and_spread(passes: np.ndarray) -> np.ndarray:

@@ -59,7 +59,7 @@ class Learned(FastSimulator):
     def embed(self, task: Task) -> np.ndarray:
         """Count, columns and distance of each table, then the network's own."""
         tables = task.tables
-        own = [np.ones(len(tables)), tables.dim, np.minimum(self.distance(task), FARTHEST)]
+        own = [np.ones(len(tables)), tables.columns_sent, np.minimum(self.distance(task), FARTHEST)]
         return np.concatenate([on_grid(np.stack(own, axis=1)), on_grid(self.network.embed(tables, self.batch))], axis=1)
 
     def decode(self, task: Task, sums: np.ndarray) -> Latency:
@@ -71,12 +71,30 @@ class Learned(FastSimulator):
             times[:, part] = self._times(shards[part])
         times = times.reshape(3, *sums.shape[:-1])
         times *= task.ms_per_us * 1e3  # slower devices
-        if task.objective == "kernel":
-            comm = np.zeros_like(times[0])
-        else:
-            comm = (task.links or self.links).all_to_all_ms(sums[..., DIMS], self.batch)
+        comm = self._comm(task, sums)
         distance = sums[..., FAR] / np.maximum(sums[..., TABLES], 1)
         return Latency(times[0], comm, comm, times[1], spread=times[2], distance=distance)
+
+    def doubt(self, task: Task, sums: np.ndarray, other: np.ndarray) -> float:
+        """Standard deviation of how much sooner one plan is done than another, ms, from the sums of both, (K, H).
+
+        Members answer for both plans, so what they are wrong about alike, such as a table far outside the fit that is
+        in both, is no doubt. To what they differ in comes the error that they share, of the one plan.
+        """
+        both = np.stack([sums, other])
+        shards = both.reshape(-1, both.shape[-1])
+        times = self.network.by_member(shards[:, OWN:]) * (shards[:, TABLES] > 0)
+        forward, backward = np.moveaxis(times.reshape(-1, 2, *both.shape[:-1]) * task.ms_per_us, 1, 0)
+        comm = self._comm(task, both)
+        latency = Latency(forward, comm, comm, backward)
+        makespans = latency.makespan(task.objective)  # (M, 2)
+        mean = latency.compute[:, 0].mean(axis=0)
+        return float(np.hypot((makespans[:, 0] - makespans[:, 1]).std(), self.sigma * mean.max()))
+
+    def _comm(self, task: Task, sums: np.ndarray) -> np.ndarray:
+        if task.objective == "kernel":
+            return np.zeros(sums.shape[:-1])
+        return (task.links or self.links).all_to_all_ms(sums[..., DIMS], self.batch)
 
     def _times(self, shards: np.ndarray) -> np.ndarray:
         """Forward ms, backward ms and their spread at the fitted batch, (S, OWN + width) -> (3, S)."""
