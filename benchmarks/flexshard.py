@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write the page."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser("benchmarks.flexshard", description=__doc__)
-    parser.add_argument("--steps", type=int, default=200_000, help="PPO's training steps; 0 leaves it out")
+    parser.add_argument("--steps", type=int, default=50_000, help="PPO's training steps; 0 leaves it out")
     parser.add_argument("--seeds", type=int, default=3, help="of PPO")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
