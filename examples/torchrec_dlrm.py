@@ -54,9 +54,7 @@ def make_model(optimizer: str = "rowwise_adagrad") -> DLRM:
 
 def planned(model: nn.Module) -> PlannedModel:
     """The model's tables on the ranks that train it; the simulator is that of the hardware that comes closest."""
-    return plan_model(
-        model, RANKS, memory_gb=1, pooling=IDS, batch=RANKS * SAMPLES, simulator="roofline:h100-v1", device="cpu"
-    )
+    return plan_model(model, RANKS, memory_gb=1, pooling=IDS, batch=RANKS * SAMPLES, device="cpu")
 
 
 def shard(model: nn.Module, sharding_plan: ShardingPlan) -> DistributedModelParallel:

@@ -51,7 +51,7 @@ class Pieces:
     embedding: np.ndarray  # of one piece
     parts: np.ndarray  # pieces that make a table
     bytes: np.ndarray
-    dim: np.ndarray
+    columns: np.ndarray  # that a sample gets back, float64
 
     @property
     def whole(self) -> np.ndarray:
@@ -61,13 +61,13 @@ class Pieces:
 
 def pieces_of(task: Task, simulator: FastSimulator) -> Pieces:
     """Every depth that the task's splits can reach."""
-    dim, parts = task.tables.dim.copy(), np.ones(task.num_tables, np.int64)
+    dim, parts = task.tables.dim, np.ones(task.num_tables, np.int64)
     may = np.full(task.num_tables, task.splits_allowed)
     may[list(task.constraints.no_split)] = False
     depths = []
     while True:
         at_depth = replace(task, tables=task.tables.with_(dim=dim), constraints=Constraints())
-        depths.append((simulator.embed(at_depth), parts, table_bytes(at_depth), dim))
+        depths.append((simulator.embed(at_depth), parts, table_bytes(at_depth), at_depth.tables.columns_sent))
         may &= dim % 8 == 0
         if not may.any():
             return Pieces(*(np.stack(column) for column in zip(*depths, strict=True)))

@@ -25,7 +25,6 @@ from shard_gym.states import AnyState, SplitState, State
 from shard_gym.suites import Suite
 from shard_gym.tasks import Task
 
-DEFAULT_SIMULATOR = "roofline:rtx2080ti-x4-v1"  # for tasks that belong to no suite
 _OUTSIDE = -1  # index of a task that is not in the bank
 
 
@@ -122,7 +121,7 @@ class ShardingEnv(gym.Env[Any, Any]):
         suite, task = bank.suite, bank.tasks[0]
         default_reward = "balance" if task.objective == "kernel" else "latency"
         default_order = "size" if suite and suite.name.startswith("Tight") else "cost"
-        default_simulator = suite.planner if suite else DEFAULT_SIMULATOR
+        default_simulator = suite.planner if suite else simulators.DEFAULT
         self.observation = _known("observation", observation, OBSERVATIONS)
         self.reward = _known("reward", default_reward if reward is None else reward, REWARDS)
         self.order = _known("order", default_order if order is None else order, ORDERS)

@@ -32,6 +32,22 @@ def use_histogram(counts: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
     return len(counts), uses.astype(np.float32), accesses.astype(np.float32)
 
 
+def spread_evenly(rows: np.ndarray, lookups: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(distinct, uses, accesses) of tables whose lookups, (N,), are spread as evenly as whole numbers allow."""
+    distinct = np.minimum(rows, lookups).astype(np.int64)
+    uses, accesses = np.zeros((2, len(rows), NUM_BINS), np.float32)
+    for i, (d, m) in enumerate(zip(distinct, lookups, strict=True)):
+        if d <= 0:
+            continue
+        low, extra = divmod(int(m), int(d))  # `extra` rows are used once more than the others
+        for count, share in ((low, 1 - extra / d), (low + 1, extra / d)):
+            if share > 0:
+                b = bin_of(np.array(count))
+                uses[i, b] += share
+                accesses[i, b] += share * d * count / m
+    return distinct, uses, accesses
+
+
 def drawn_counts(
     touched: np.ndarray, looked_up: np.ndarray, share: float, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -24,8 +24,8 @@ def table_bytes(task: Task) -> np.ndarray:
 
     Accounting "weights" counts the weights, as the papers do; "training" adds the optimizer's state. "torchrec" is
     what TorchRec's planner counts by default, input and output of a batch too; "true" is the same corrected, see
-    `shard_gym.bridge.storage_true`. Both take a table to be pooled, its ids without weights and of one feature, and
-    ranks to have the same number of samples each, rounded up. A split table's piece is a table of its own.
+    `shard_gym.bridge.storage_true`. Both take a table to be pooled, its ids without weights and spread evenly over its
+    bags, and ranks to have the same number of samples each, rounded up. A split table's piece is a table of its own.
     """
     if task.accounting in ("torchrec", "true"):
         setup = Setup(task.num_devices, batch=-(-task.batch // task.num_devices))
@@ -36,14 +36,14 @@ def table_bytes(task: Task) -> np.ndarray:
 
 def _as_torchrec_sees(task: Task, setup: Setup) -> Tables:
     tables, n = task.tables, task.num_tables
-    pooling = tables.pooling.astype(np.float64)
+    pooling, bags = tables.pooling.astype(np.float64), tables.bags.astype(np.float64)
     return Tables(
         rows=tables.rows,
         dim=tables.dim.astype(np.int64),
         element_bytes=tables.element_bytes,
         ids=pooling * setup.batch,
-        bags=np.full(n, float(setup.batch)),
-        filled=np.minimum(1.0, pooling) * setup.batch,
+        bags=bags * setup.batch,
+        filled=np.minimum(bags, pooling) * setup.batch,
         pooled=np.full(n, True),
         weighted=np.full(n, False),
         optimizer=np.full(n, task.optimizer),

@@ -73,9 +73,7 @@ def own_bank(
         if not isinstance(value, bool):
             raise InvalidTask(f"{name} is True or False, got {value!r:.80}")
     scaling = settings.pop("scaling", None)
-    pool = read_tables(
-        tables, settings.pop("pooling", None), settings.get("objective", "iteration"), settings.get("batch")
-    )
+    pool = read_tables(tables, settings.pop("pooling", None), settings)
     parts = _parts(pool, _number("seed", seed, 0), unseen)
     if split not in parts:
         raise UnknownName("split", split, parts)

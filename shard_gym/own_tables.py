@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
-from shard_gym.bridge.configs import Pooling, bags_a_sample, check_buffers, pool_of_configs, returns_every_row
+from shard_gym.bridge.configs import Pooling, check_empty_bags, check_rows, pool_of_configs
 from shard_gym.bridge.storage import FORMULAS
 from shard_gym.errors import InvalidPool, InvalidTask, UnknownName
 from shard_gym.links import Links
@@ -52,13 +51,11 @@ def make_task(
     `shard_gym.bridge.configs`; 1 a feature unless told). `memory_gb` is what each device has left for tables, in
     units of 2**30 bytes: one number, or one a device. Settings are those of `TaskSettings`, by the names of `Task`.
 
-    Communication ("iteration") counts one row a table and sample. A config with several features, each of which
-    sends a row of its own, therefore warns; one that sends every row looked up, more than one a sample, is refused.
+    Communication ("iteration") counts one row for each bag of a sample, column `bags`: of a config with several
+    features one for each. A config that sends every row looked up, more than one a bag, is refused.
     """
     refuse_unknown(settings, TaskSettings.__annotations__)
-    pool = read_tables(tables, pooling, settings.get("objective", "iteration"), settings.get("batch"))
-    if settings.get("accounting") in FORMULAS and isinstance(tables, Sequence) and not isinstance(tables, str):
-        check_buffers(tables, pool, pooling, settings.get("batch"))
+    pool = read_tables(tables, pooling, settings)
     name = Path(tables).name if isinstance(tables, str | Path) else ""
     return task_of(pool, memory_of(devices, memory_gb), {"name": name, **settings})
 
@@ -72,14 +69,11 @@ def task_of(pool: TablePool, memory: tuple[float, ...], settings: TaskSettings) 
     return Task(pool, memory, **told)  # type: ignore[arg-type]  # it makes tuples of floats of them
 
 
-def read_tables(
-    tables: Tables, pooling: Pooling | None = None, objective: str = "iteration", batch: int | None = None
-) -> TablePool:
-    """The tables of a file, a pool or configs, as `make_task` takes them."""
+def read_tables(tables: Tables, pooling: Pooling | None, settings: Mapping[str, Any]) -> TablePool:
+    """The tables of a file, a pool or configs, as `make_task` takes them for tasks of these settings."""
     if isinstance(tables, Sequence) and not isinstance(tables, str):
-        pool = pool_of_configs(tables, pooling, batch)
-        if objective == "iteration":
-            check_rows_sent(tables, pool, pooling, batch)
+        pool = pool_of_configs(tables, pooling, settings.get("batch"))
+        check_modelled(tables, pool, pooling, settings)
         return pool
     if pooling is not None:
         raise InvalidPool("pooling is for TorchRec configs; files and pools say it in their column pooling")
@@ -124,27 +118,12 @@ def _read_file(path: Path) -> TablePool:
     return read_pool(path)
 
 
-def check_rows_sent(
-    configs: Sequence[Any], pool: TablePool, pooling: Pooling | None = None, batch: int | None = None
+def check_modelled(
+    configs: Sequence[Any], pool: TablePool, pooling: Pooling | None, settings: Mapping[str, Any]
 ) -> None:
-    """Whether communication, which counts one row a table and sample, is that of these configs."""
-    several = []
-    for config, ids in zip(configs, pool.pooling, strict=True):
-        if returns_every_row(config) and ids != 1:
-            raise InvalidTask(
-                f"{config.name!r} does not pool: it sends {ids:g} rows a sample, and communication is modelled for "
-                'one; use an EmbeddingBagConfig, or objective="kernel", which has no communication'
-            )
-        bags = bags_a_sample(config, pooling, batch)
-        if odd := [feature for feature in bags if bags[feature] != 1]:
-            raise InvalidTask(
-                f"feature {odd[0]!r} of {config.name!r} has {bags[odd[0]]:g} bags a sample, and communication is "
-                'modelled for one; use objective="kernel", which has no communication'
-            )
-        several += [config.name] if len(config.feature_names) > 1 else []
-    if several:
-        warnings.warn(
-            f"{len(several)} tables have several features ({several[0]!r} is the first): their ids add up, "
-            "but communication counts one row a table and sample, not one a feature",
-            stacklevel=4,
-        )
+    """Refuse configs of which the costs or the bytes that are asked for are not modelled."""
+    accounting = settings.get("accounting")
+    if settings.get("objective", "iteration") == "iteration" or accounting in FORMULAS:
+        check_rows(configs, pool)
+    if accounting == "torchrec":
+        check_empty_bags(configs, pooling, settings.get("batch"))

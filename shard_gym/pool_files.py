@@ -13,6 +13,7 @@ A file holds one row a table. Only `rows` is required:
     name             text; table_0, table_1, ... if missing
     dtype            of the weights: fp32, fp16, bf16 or int8; fp16 if missing
     distinct         rows touched in one reference batch
+    bags             pooled rows that a sample gets back, one for each feature of the table; 1 if missing
     uses_0 ... uses_16          share of the distinct rows used 1, 2, 3-4, 5-8, ... times in that batch
     accesses_0 ... accesses_16  share of the lookups that go to those rows
     reference_batch  samples in that batch, the same in every row; 65536 if missing
@@ -54,8 +55,8 @@ SCHEMA = "shard-gym/pool/1"
 _SHARES = ("uses", "accesses")
 _BINS = {share: tuple(f"{share}_{b}" for b in range(NUM_BINS)) for share in _SHARES}
 _REAL_MAX = 2.0**128 - 2.0**103  # what is not below rounds to infinity in float32
-_WRITTEN = ("name", "rows", "dim", "pooling", "dtype", "distinct")
-# What CSV and Parquet files hold, in this order.
+_WRITTEN = ("name", "rows", "dim", "pooling", "dtype", "distinct", "bags")
+# What CSV and Parquet files hold, in this order; bags only where a table has more or less than 1.
 COLUMNS = (*_WRITTEN, *_BINS["uses"], *_BINS["accesses"], "reference_batch")
 
 Columns = dict[str, list[Any]]  # cells as a file has them, one list a column
@@ -178,6 +179,7 @@ _CELLS: dict[str, Callable[[Any], Any]] = {
     "name": _text,
     "dtype": _dtype,
     "distinct": _integer(64),
+    "bags": _real,
     "reference_batch": _integer(64),
 }
 
@@ -240,7 +242,7 @@ def _distinct(names: list[str], path: Path) -> list[str]:
 
 
 def _json(pool: TablePool) -> str:
-    columns = {c: _plain(getattr(pool, c)) for c in (*_WRITTEN, *_SHARES)}
+    columns = {c: _plain(getattr(pool, c)) for c in (*_written(pool), *_SHARES)}
     tables = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     lines = ",\n".join(json.dumps(table) for table in tables)
     return f'{{"schema": "{SCHEMA}", "reference_batch": {pool.reference_batch}, "tables": [\n{lines}\n]}}\n'
@@ -249,22 +251,29 @@ def _json(pool: TablePool) -> str:
 def _csv(pool: TablePool) -> str:
     text = io.StringIO(newline="")
     writer = csv.writer(text)
-    writer.writerow(COLUMNS)
-    writer.writerows(zip(*map(_plain, _flat(pool)), strict=True))
+    columns = _flat(pool)
+    writer.writerow(columns)
+    writer.writerows(zip(*map(_plain, columns.values()), strict=True))
     return text.getvalue()
 
 
 def _parquet(pool: TablePool) -> bytes:
     pyarrow = _pyarrow()
     sink = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(pyarrow.table(dict(zip(COLUMNS, _flat(pool), strict=True))), sink)
+    pyarrow.parquet.write_table(pyarrow.table(_flat(pool)), sink)
     return sink.getvalue().to_pybytes()
 
 
-def _flat(pool: TablePool) -> list[Any]:
-    """The columns of COLUMNS."""
-    batch = np.full(len(pool), pool.reference_batch, np.int64)
-    return [*(getattr(pool, c) for c in _WRITTEN), *pool.uses.T, *pool.accesses.T, batch]
+def _flat(pool: TablePool) -> dict[str, Any]:
+    """What is written of COLUMNS."""
+    told = {column: getattr(pool, column) for column in _written(pool)}
+    for share in _SHARES:
+        told |= zip(_BINS[share], getattr(pool, share).T, strict=True)
+    return told | {"reference_batch": np.full(len(pool), pool.reference_batch, np.int64)}
+
+
+def _written(pool: TablePool) -> tuple[str, ...]:
+    return _WRITTEN if (pool.bags != 1).any() else _WRITTEN[:-1]
 
 
 def _plain(column: Any) -> list[Any]:

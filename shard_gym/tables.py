@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,7 @@ from shard_gym.histograms import (
     drawn_counts,
     fitted_counts,
     share_out,
+    spread_evenly,
     use_histogram,
 )
 from shard_gym.numbers import whole
@@ -46,7 +47,7 @@ ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 # AutoShard B.2: the order is part of the contract with every fitted network.
 FEATURES = ("dim", "rows", "pooling", "size_gb", *(f"uses_{b}" for b in range(NUM_BINS)))
 
-_DTYPES = {"rows": np.int64, "dim": np.int32, "pooling": np.float32, "distinct": np.int64}
+_DTYPES = {"rows": np.int64, "dim": np.int32, "pooling": np.float32, "distinct": np.int64, "bags": np.float32}
 _SHARES = ("uses", "accesses")
 EXACT = 2.0**53  # bytes and lookups stay below it, as sums of them pass through float64
 STATE_BYTES = 8  # the most that an optimizer keeps beside a weight (Adam)
@@ -70,8 +71,12 @@ class TablePool:
     name: tuple[str, ...]
     dtype: tuple[str, ...]  # of the weights, a key of ELEMENT_BYTES
     reference_batch: int = REFERENCE_BATCH
+    # (N,) float32, pooled rows that a sample gets back: one a feature, times its poolings; one number is every table's
+    bags: np.ndarray = field(default_factory=lambda: np.ones((), np.float32))
 
     def __post_init__(self) -> None:
+        if not np.ndim(self.bags):
+            object.__setattr__(self, "bags", np.full(np.shape(self.rows), self.bags))
         for column, dtype in {**_DTYPES, **dict.fromkeys(_SHARES, np.float32)}.items():
             object.__setattr__(self, column, _frozen(column, getattr(self, column), dtype))
         object.__setattr__(self, "name", tuple(self.name))
@@ -103,6 +108,11 @@ class TablePool:
     def training_bytes(self) -> np.ndarray:
         """Bytes with the largest optimizer state there is, (N,) float64: it may be more than an int64 holds."""
         return self.rows.astype(np.float64) * self.dim * (self.element_bytes + STATE_BYTES)
+
+    @property
+    def columns_sent(self) -> np.ndarray:
+        """Columns that a sample gets back, of all bags, (N,) float64: multiples of 2**-14, so that sums are exact."""
+        return np.rint(self.bags.astype(np.float64) * 2.0**14) / 2.0**14 * self.dim
 
     @property
     def lookups(self) -> np.ndarray:
@@ -142,7 +152,7 @@ class TablePool:
         return odd, touched, looked_up
 
     def features(self) -> np.ndarray:
-        """The 21 raw features in the order of FEATURES, (N, 21) float32. Scaling belongs to whoever learns."""
+        """The 21 raw features of the papers (FEATURES), (N, 21) float32, not scaled; they do not show `bags`."""
         head = np.stack([self.dim, self.rows, self.pooling, self.weight_bytes / GB], axis=1)
         return np.concatenate([head, self.uses], axis=1).astype(np.float32)
 
@@ -177,7 +187,7 @@ def make_pool(
 
     Without `distinct`, `uses` and `accesses`, lookups are spread over the rows as evenly as whole numbers allow.
     That is the most distinct rows a batch can touch: uniformly random lookups would touch fewer. Without `name`,
-    tables are called table_0, table_1, ...
+    tables are called table_0, table_1, ... `bags` is 1 unless told.
     """
     told = {"rows": rows, "dim": dim, "pooling": pooling}
     n = next((np.size(v) for v in told.values() if np.ndim(v)), 1)
@@ -188,27 +198,12 @@ def make_pool(
             f"distinct, uses and accesses describe one histogram: give all three, not only {sorted(given)}"
         )
     if not given:
-        columns |= _uniform_statistics(rows, pooling, reference_batch)
+        lookups = np.nan_to_num(np.clip(pooling.astype(np.float64) * reference_batch, 0, 2.0**62))
+        even = spread_evenly(rows, np.rint(lookups).astype(np.int64))
+        columns |= zip(("distinct", *_SHARES), even, strict=True)
     columns.setdefault("name", tuple(f"table_{i}" for i in range(n)))
     dtypes = (dtype,) * n if isinstance(dtype, str) else tuple(dtype)
     return TablePool(rows, dim, pooling, dtype=dtypes, reference_batch=reference_batch, **columns)
-
-
-def _uniform_statistics(rows: np.ndarray, pooling: np.ndarray, batch: int) -> dict[str, Any]:
-    """Use counts of lookups spread as evenly over the rows as whole numbers allow."""
-    lookups = np.rint(np.nan_to_num(np.clip(pooling.astype(np.float64) * batch, 0, 2.0**62))).astype(np.int64)
-    distinct = np.minimum(rows, lookups).astype(np.int64)
-    uses, accesses = np.zeros((2, len(rows), NUM_BINS), np.float32)
-    for i, (d, m) in enumerate(zip(distinct, lookups, strict=True)):
-        if d <= 0:
-            continue
-        low, extra = divmod(int(m), int(d))  # `extra` rows are used once more than the others
-        for count, share in ((low, 1 - extra / d), (low + 1, extra / d)):
-            if share > 0:
-                b = bin_of(np.array(count))
-                uses[i, b] += share
-                accesses[i, b] += share * d * count / m
-    return {"distinct": distinct, "uses": uses, "accesses": accesses}
 
 
 def _per_table(column: str, values: Any, dtype: Any, n: int) -> np.ndarray:
@@ -275,6 +270,7 @@ def _check(pool: TablePool) -> None:
 def _check_values(pool: TablePool) -> None:
     lookups = pool.pooling.astype(np.float64) * pool.reference_batch
     unused = np.rint(lookups) == 0
+    bags = pool.bags.astype(np.float64)
     no_shares = (pool.uses.sum(axis=1) == 0) | (pool.accesses.sum(axis=1) == 0)
     rules = {
         "rows must be at least 1": pool.rows < 1,
@@ -282,6 +278,8 @@ def _check_values(pool: TablePool) -> None:
         "bytes of weights and optimizer state must stay below 2**53": pool.training_bytes >= EXACT,
         "pooling must not be negative": pool.pooling < 0,
         "pooling times reference_batch must stay below 2**53": lookups >= EXACT,
+        "bags must not be negative, and more than 0 where there are lookups": (bags < 0) | ((bags == 0) & ~unused),
+        "bags times dim must stay below 2**31, as columns must": bags * pool.dim >= 2.0**31,
         "distinct must lie between 0 and rows": (pool.distinct < 0) | (pool.distinct > pool.rows),
         # pooling is float32
         "distinct must not exceed the lookups, pooling times reference_batch": (

@@ -107,7 +107,7 @@ class Task:
     def hash(self) -> str:
         """Content hash, the same on every machine."""
         digest = hashlib.sha256(SCHEMA.encode())
-        for column in _COLUMNS:
+        for column in _columns(self.tables):
             array = getattr(self.tables, column)
             digest.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
         scalars = self._scalars() | {"table_names": self.tables.name, "dtype": self.tables.dtype}
@@ -146,7 +146,7 @@ class Task:
 
     def to_json(self) -> str:
         """The whole task as JSON, schema `shard-gym/task/1`."""
-        columns: dict[str, Any] = {c: getattr(self.tables, c).tolist() for c in _COLUMNS}
+        columns: dict[str, Any] = {c: getattr(self.tables, c).tolist() for c in _columns(self.tables)}
         columns |= {"name": self.tables.name, "dtype": self.tables.dtype}
         columns["reference_batch"] = self.tables.reference_batch
         return json.dumps({"schema": SCHEMA, "hash": self.hash, "tables": columns, **self._scalars()})
@@ -175,6 +175,11 @@ class Task:
         keys = ("objective", "batch", "optimizer", "accounting", "splits_allowed", "name", "memory", "speed")
         links = None if self.links is None else _finite(asdict(self.links), None)
         return {k: getattr(self, k) for k in keys} | {"links": links, "constraints": asdict(self.constraints)}
+
+
+def _columns(tables: TablePool) -> tuple[str, ...]:
+    """What is hashed and written of tables; bags only where one has more or less than 1, as they came later."""
+    return _COLUMNS if (tables.bags == 1).all() else (*_COLUMNS, "bags")
 
 
 def _finite(values: dict[str, Any], unbounded: float | None) -> dict[str, Any]:
@@ -216,7 +221,8 @@ def _buffer_bytes(task: Task) -> np.ndarray:
     if task.accounting in ("weights", "training"):
         return np.zeros(task.num_tables)
     tables, samples = task.tables, float(task.batch) + task.num_devices
-    return 16.0 * tables.rows + samples * (16.0 * tables.pooling + 16 + 4.0 * tables.dim)
+    bags = np.maximum(tables.bags, 1.0)
+    return 16.0 * tables.rows + samples * (16.0 * tables.pooling + bags * (16 + 4.0 * tables.dim))
 
 
 def _check_constraints(task: Task) -> None:

@@ -42,6 +42,7 @@ def drawn_task(seed: int, objective: str, splits: bool = False, most: int = 14) 
     n, devices = int(rng.integers(1, most)), int(rng.integers(1, 6))
     tables = load_metasyn(0, 856).take(rng.choice(856, n))
     tables = tables.with_(dim=rng.choice([4, 16, 64, 128], n).astype(np.int32))
+    tables = tables.with_(bags=np.random.default_rng([seed, 1]).choice([1, 1, 3, 0.3], n))
     task = Task(tables, (1,) * devices, objective, splits_allowed=splits, links=WIRES[rng.integers(len(WIRES))])
     size = table_bytes(task)
     room = rng.choice([1.02, 1.3, 9.0]) * size.sum() / devices * rng.uniform(0.6, 1.4, devices)
@@ -115,6 +116,15 @@ def test_bounds_are_near_what_local_search_finds(key, share):
     task, judge = suite.tasks("test")[0], simulators.make(suite.judge)
     found = score(task, make("local-search", budget=0.1)(task, judge), judge).makespan
     assert share * found < lower_bound(task, judge) <= found
+
+
+def test_the_bound_is_tight_where_every_bag_travels():
+    """Alike tables of three bags, one a device, over slow wires: nothing is better, and the bound says so."""
+    links = Links(port=1e5)
+    task = Task(make_pool(rows=10, dim=64, pooling=[3.0] * 4, bags=3.0), (10**9,) * 4, "iteration", links=links)
+    best = score(task, Plan((0, 1, 2, 3)), ROOFLINE).makespan
+    assert best > 2 * (3 * 64 * 3 * 65_536 / 4 * 4 / 1e5)  # two all-to-alls; each device sends 192 columns to 3 others
+    assert lower_bound(task, ROOFLINE, budget=0.0) == pytest.approx(best, rel=1e-6)
 
 
 def one_heavy(**settings) -> Task:

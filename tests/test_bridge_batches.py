@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from shard_gym import make_pool
 from shard_gym.bridge.batches import Profiler
 from shard_gym.bridge.configs import Lookup, pool_of_configs
-from shard_gym.errors import InvalidPool, InvalidTask, UnknownName
+from shard_gym.errors import InvalidPool, UnknownName
 from shard_gym.own_tables import make_task
 from shard_gym.tables import use_histogram
 from tests.test_own_tables import bag
@@ -173,11 +173,10 @@ def test_profiles_that_are_refused():
 def test_features_with_bags_of_their_own():
     configs = [bag(name="t", feature_names=["f", "g"])]
     told = {"f": Lookup(pooling=3, num_poolings=2), "g": Lookup(pooling=8, batch=512)}
-    task = make_task(configs, 1, 1, pooling=told, batch=1024, objective="kernel")
-    assert task.tables.pooling.tolist() == [3 * 2 + 8 * 0.5]
+    tables = make_task(configs, 1, 1, pooling=told, batch=1024).tables
+    assert tables.pooling.tolist() == [3 * 2 + 8 * 0.5]
+    assert tables.bags.tolist() == [2 + 0.5]
     assert pool_of_configs(configs, {"f": Lookup(2)}) == pool_of_configs(configs, {"f": 2})
-    with pytest.raises(InvalidTask, match=r"feature 'f' of 't' has 2 bags a sample.*objective="):
-        make_task(configs, 1, 1, pooling=told, batch=1024)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from shard_gym.bridge.batches import Profiler
 from shard_gym.bridge.configs import Lookup
 from shard_gym.bridge.modules import collections_of, configs_of, task_of_module
 from shard_gym.errors import InvalidPool, InvalidTask, MissingDependency, UnknownName
+from shard_gym.memory import table_bytes
 from shard_gym.own_tables import make_task
 from shard_gym.simulators import operator
 
@@ -70,9 +71,8 @@ def test_a_profile_is_taken_for_pooling():
     profiler = Profiler.of_configs(configs_of(module))
     ones = np.ones(3, int)
     profiler.add({"a_0": ([1, 1, 2], ones), "a_1": ([2, 2, 2], ones), "c": ([5, 6, 7], ones)})
-    with pytest.warns(UserWarning, match="several features") as found:
-        task = task_of_module(module, 2, 1, profile=profiler, batch=6)
-    assert found[0].filename == __file__
+    task = task_of_module(module, 2, 1, profile=profiler, batch=6)
+    assert task.tables.bags.tolist() == [2, 1]
     assert (task.batch, task.tables.reference_batch) == (6, 3)
     assert task.tables.pooling.tolist() == [2, 1]
     assert task.tables.distinct.tolist() == [2, 3]
@@ -108,25 +108,30 @@ def trained_by(optimizer, module):
 
 
 @pytest.mark.parametrize("accounting", ["torchrec", "true"])
-def test_bytes_of_a_batch_are_counted_of_one_pooled_feature_or_refused(accounting):
+def test_bytes_of_a_batch_are_counted_or_refused(accounting):
     told = {"objective": "kernel", "accounting": accounting, "batch": 64}
     for module, pooling in (
         (bags("a", features=2), {}),
         (bags("a"), {"a_0": Lookup(num_poolings=2)}),
-        (bags("a"), {"a_0": Lookup(batch=32)}),
-        (rows_of("a"), {"a": 5}),
+        (bags("a"), {"a_0": Lookup(batch=128)}),
     ):
-        with pytest.raises(InvalidTask, match=r'a task counts inputs and outputs of one pooled.*accounting="training"'):
-            task_of_module(module, 2, 1, pooling=pooling, **told)
-        assert task_of_module(module, 2, 1, pooling=pooling, **told | {"accounting": "training"}).num_tables == 1
-    assert task_of_module(bags("a"), 2, 1, pooling={"a_0": 5}, **told).accounting == accounting
+        task = task_of_module(module, 2, 1, pooling=pooling, **told)
+        weights_and_ids = 10 * 8 * 4 + 2 * 64 * 8  # 2 ids a sample
+        offsets, output = (8, 4) if accounting == "true" else (0, 4)
+        assert table_bytes(task).tolist() == [weights_and_ids + 2 * 64 * (offsets + 8 * output)]  # and 2 bags
+    with pytest.raises(InvalidTask, match=r"'a' does not pool: it sends 5 rows a sample.*accounting=\"training\""):
+        task_of_module(rows_of("a"), 2, 1, pooling={"a": 5}, **told)
+    assert task_of_module(rows_of("a"), 2, 1, pooling={"a": 5}, **told | {"accounting": "training"}).num_tables == 1
     assert task_of_module(rows_of("a"), 2, 1, **told).accounting == accounting
 
 
-def test_what_is_not_modelled_is_told_where_the_model_is():
-    with pytest.warns(UserWarning, match="several features") as found:
-        task_of_module(bags("a", features=2), 2, 1)
-    assert found[0].filename == __file__
+def test_a_profile_tells_empty_bags_too():
+    module, ids = bags("a", features=2), {"a_0": ([1], [1, 0]), "a_1": ([2, 3, 4, 5], [2, 2])}
+    profiler = Profiler.of_configs(configs_of(module))
+    profiler.add({feature: (np.array(values), np.array(lengths)) for feature, (values, lengths) in ids.items()})
+    with pytest.raises(InvalidTask, match="features of 'a' have less and more than 1 id a bag"):
+        task_of_module(module, 2, 1, profile=profiler, accounting="torchrec")
+    assert task_of_module(module, 2, 1, profile=profiler, accounting="true").tables.bags.tolist() == [2]
 
 
 def test_weights_of_ids_are_refused_unless_told():

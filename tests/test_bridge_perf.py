@@ -14,7 +14,10 @@ planner = pytest.importorskip("torchrec.distributed.planner")
 
 
 def library_options(task, sharding_type, min_partition=None):
-    """TorchRec's sharding options of a task's tables, estimated; every table sharded in this way."""
+    """TorchRec's sharding options of a task's tables, estimated; every table sharded in this way.
+
+    A table of several bags is given the first two of its bags, of a feature's, and the others as features of one bag.
+    """
     import torch
     from torchrec import EmbeddingBagCollection
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -24,21 +27,23 @@ def library_options(task, sharding_type, min_partition=None):
     tables, names = task.tables, [f"t{i}" for i in range(task.num_tables)]
     local = ranks_per_host(task)
     topology = planner.Topology(task.num_devices, "cuda", local_world_size=local)
+    poolings = [[min(2.0, bags), *[1.0] * int(bags - 2)] for bags in tables.bags.tolist()]  # bags of each feature
     constraints = {
         name: planner.ParameterConstraints(
             sharding_types=[sharding_type],
             compute_kernels=["fused"],
-            pooling_factors=[float(pooling)],
+            pooling_factors=[float(ids) / sum(bags)] * len(bags),
+            num_poolings=bags,
             min_partition=min_partition,
         )
-        for name, pooling in zip(names, tables.pooling, strict=True)
+        for name, ids, bags in zip(names, tables.pooling, poolings, strict=True)
     }
     configs = [
         EmbeddingBagConfig(
             name=name,
             num_embeddings=int(tables.rows[i]),
             embedding_dim=int(tables.dim[i]),
-            feature_names=[f"f{i}"],
+            feature_names=[f"f{i}_{j}" for j in range(len(poolings[i]))],
             data_type=DataType[tables.dtype[i].upper()],
         )
         for i, name in enumerate(names)
@@ -61,6 +66,7 @@ def drawn_task(seed, dims, objective="iteration"):
         dim=rng.choice(dims, n),
         pooling=np.round(rng.exponential(5, n), 3) * rng.integers(0, 2, n) + rng.choice([0.0, 0.3, 1.0], n),
         dtype=tuple(rng.choice(["fp32", "fp16", "bf16"], n)),
+        bags=rng.choice([0.5, 1, 1, 2, 3, 4], n),
     )
     links = None if rng.integers(2) else Links(port=1e8, group=int(rng.integers(1, 5)))
     return Task(tables, (GB,) * k, objective=objective, batch=int(rng.integers(1, 10**5)), links=links)

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import shard_gym_agents as agents
+from shard_gym.bridge.configs import Lookup
+from shard_gym.bridge.modules import task_of_module
 from shard_gym.bridge.storage import storage
 from shard_gym.bridge.storage_shards import Feature, Setup, Table, shards
 from shard_gym.env import ShardingEnv
@@ -162,6 +164,41 @@ def test_a_tasks_bytes_are_those_of_torchrecs_planner(optimizer):
     assert table_bytes(drawn_task("true", optimizer)).tolist() == in_truth.hbm.bytes.tolist()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_bytes_of_several_features_are_those_of_torchrecs_planner(seed):
+    """A model's tables with features that all have an id a bag or more, each with bags and a batch of its own."""
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+
+    rng, setup = np.random.default_rng(seed), Setup(4, 1024)
+    tables = [
+        Table(
+            int(rng.integers(10, 10**5)),
+            int(rng.choice([8, 16, 64])),
+            2,
+            tuple(
+                Feature(float(rng.integers(1, 20)), float(rng.integers(1, 4)), int(rng.choice([256, 512, 1024])))
+                for _ in range(rng.integers(1, 5))
+            ),
+        )
+        for _ in range(12)
+    ]
+    module, _ = collection(tables, ["SGD"] * len(tables))
+    told = {f"t{i}": constraint(table, "tw", None, setup) for i, table in enumerate(tables)}
+    theirs = enumerated(module, EmbeddingBagCollectionSharder(), told, setup)
+    pooling = {
+        f"f{i}_{j}": Lookup(feature.pooling, feature.poolings, 4 * feature.batch)
+        for i, table in enumerate(tables)
+        for j, feature in enumerate(table.features)
+    }
+    task = task_of_module(module, 4, 1, pooling=pooling, batch=4096, accounting="torchrec")
+    assert (task.tables.bags > 1).any()
+    assert table_bytes(task).tolist() == [theirs[f"t{i}"][0][2] for i in range(len(tables))]
+    in_truth = storage(
+        shards([replace(t, optimizer="sgd") for t in tables], ["tw"] * len(tables), setup), setup, "true"
+    )
+    assert table_bytes(replace(task, accounting="true")).tolist() == in_truth.hbm.bytes.tolist()
+
+
 @pytest.mark.parametrize("accounting", ["torchrec", "true"])
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adam"])
 def test_splitting_a_table_saves_no_bytes(accounting, optimizer):
@@ -206,6 +243,9 @@ def test_tasks_tell_accountings_apart_and_keep_them():
 
 
 def test_buffers_too_large_for_exact_sums_are_refused():
+    many = Task(make_pool(10, 16, 2.0**20, bags=2.0**20), (1,), batch=2**27)
+    with pytest.raises(InvalidTask, match="buffers"):
+        replace(many, accounting="true")
     tables = make_pool(10, 16, 2.0**20)
     Task(tables, (1,), batch=2**31)
     with pytest.raises(InvalidTask, match="buffers"):

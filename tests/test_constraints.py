@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shard_gym import Constraints, Plan, Task, make_pool, simulators, suites
 from shard_gym.bank import Bank
-from shard_gym.env import DEFAULT_SIMULATOR, ShardingEnv
+from shard_gym.env import ShardingEnv
 from shard_gym.errors import InfeasibleTask
 from shard_gym.plan import violations
 from shard_gym.random_plans import first_fit_decreasing, random_placements
@@ -32,7 +32,7 @@ KINDS = {
         pin=((5, 2),), together=((0, 6),), apart=((6, 7, 8),), no_split=(4,), base=(0, 1, 2) * 4, max_moves=5
     ),
 }
-ROOFLINE = simulators.make(DEFAULT_SIMULATOR)
+ROOFLINE = simulators.make(simulators.DEFAULT)
 SUITES = ("core-60x4", "dlrm-50x4", "metasyn-80x8")  # the first whose weights there are serves a learner
 SERVING = {learner: next(key for key in SUITES if key in shipped(learner)) for learner in LEARNERS}
 OTHERS = {"torchrec-planner"}  # another library's, which has no such constraints: it refuses them

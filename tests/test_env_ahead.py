@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from shard_gym import simulators, suites
-from shard_gym.env import DEFAULT_SIMULATOR, ShardingEnv
+from shard_gym.env import ShardingEnv
 from shard_gym.episodes import single_costs
 from shard_gym.simulators import base
 from shard_gym.vector_env import ShardingVectorEnv
@@ -15,7 +15,7 @@ from tests.test_env_properties import lenient, seeds, tasks
 from tests.test_split_env import SPLIT, ColumnsMs, columns
 from tests.test_split_properties import bank_of, masked, played, splittable
 
-ROOFLINE = simulators.make(DEFAULT_SIMULATOR)
+ROOFLINE = simulators.make(simulators.DEFAULT)
 
 
 def cheapest(shown):

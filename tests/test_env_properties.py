@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shard_gym import make_pool, simulators
-from shard_gym.env import DEFAULT_SIMULATOR, ShardingEnv
+from shard_gym.env import ShardingEnv
 from shard_gym.episodes import hashed, shuffled, task_index
 from shard_gym.links import Links
 from shard_gym.memory import device_bytes, table_bytes
@@ -15,7 +15,7 @@ from shard_gym.simulators import FastSimulator, Latency
 from shard_gym.tasks import Task
 
 FLAT = Links(port=1e7, latency_ms=0.1)
-ROOFLINE = simulators.make(DEFAULT_SIMULATOR)
+ROOFLINE = simulators.make(simulators.DEFAULT)
 lenient = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 seeds = st.integers(0, 2**32 - 1)
 

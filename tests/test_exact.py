@@ -63,6 +63,7 @@ def test_tiny_tasks_are_solved_as_well_as_by_brute_force(simulator, seed, object
 def test_a_roofline_program_is_worth_what_the_simulator_says(links, speed):
     """Of a placement that uses all devices, to the solver's tolerance: only the placement's values are left to it."""
     tables = make_pool(rows=50_000, dim=[4, 8, 16, 64, 128, 32, 4], pooling=[9, 1, 30, 2, 5, 0.5, 12])
+    tables = tables.with_(bags=[1, 3, 1, 0.3, 2, 1, 1])
     placement = np.array([0, 1, 2, 3, 4, 0, 3])
     pins = Constraints(pin=tuple(enumerate(placement.tolist())))
     task = Task(tables, (10**9,) * 5, "iteration", speed=speed, links=links, constraints=pins)

@@ -13,6 +13,7 @@ from shard_gym import Constraints, make_pool, make_task
 from shard_gym.env import ShardingEnv
 from shard_gym.errors import InvalidPool, InvalidTask, UnknownName
 from shard_gym.links import Links
+from shard_gym.own_env import own_bank
 from shard_gym.pool_files import save_pool
 from shard_gym.tables import GB, TablePool
 from shard_gym.tasks import Task
@@ -152,10 +153,26 @@ def test_rows_that_are_not_pooled_are_refused_where_they_travel(config):
         make_task([config], 2, 1, pooling={"f": 5})
 
 
-def test_several_features_warn_where_their_rows_travel():
+def test_every_feature_sends_a_row_of_its_own():
     configs = [bag(), bag(name="u", feature_names=["g", "h"])]
-    with pytest.warns(UserWarning, match=r"1 tables have several features \('u'"):
-        assert make_task(configs, 2, 1).tables.pooling.tolist() == [1, 2]
+    tables = make_task(configs, 2, 1).tables
+    assert (tables.pooling.tolist(), tables.bags.tolist()) == ([1, 2], [1, 2])
+    several = [bag(name="w", pooling=PoolingType.NONE, feature_names=["g", "h"])]
+    assert make_task(several, 2, 1).tables.bags.tolist() == [2]  # one id each: as if they were pooled
+    with pytest.raises(InvalidTask, match=r"'w' does not pool: it sends 6 rows a sample, .* one for each bag, 2"):
+        make_task(several, 2, 1, pooling={"g": 5})
+
+
+def test_empty_bags_that_torchrec_guesses_otherwise_are_refused():
+    """0.5 and 3 ids: TorchRec counts 0.5 + 1 bags that are not empty, of 3.5 ids in two bags ours would be 2."""
+    configs, told = [bag(feature_names=["f", "g"])], {"pooling": {"f": 0.5, "g": 3}}
+    with pytest.raises(InvalidTask, match=r"features of 't' have less and more .* 1.5 rows a sample, a task 2\."):
+        make_task(configs, 2, 1, accounting="torchrec", **told)
+    assert make_task(configs, 2, 1, accounting="true", **told).tables.bags.tolist() == [2]
+    for even in ({"f": 0.5, "g": 0.2}, {"f": 1, "g": 3}, {"t": 0.5}):
+        assert make_task(configs, 2, 1, accounting="torchrec", pooling=even).tables.bags.tolist() == [2]
+    with pytest.raises(InvalidTask, match="less and more"):
+        own_bank(configs, devices=1, memory_gb=1, tables_per_task=1, accounting="torchrec", **told)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ def pools(draw):
         name=draw(st.lists(st.text(), min_size=n, max_size=n)),
         dtype=draw(st.lists(st.sampled_from(sorted(ELEMENT_BYTES)), min_size=n, max_size=n)),
         reference_batch=batch,
+        bags=draw(st.sampled_from([1.0, 2.0, 1 / 3])) if max(dim) < 2**30 else 1.0,
     )
 
 
@@ -50,6 +51,15 @@ def test_what_is_saved_loads_back_equal(tmp_path, suffix, pool):
     save_pool(pool, path)
     assert load_pool(path) == pool
     assert [p.name for p in tmp_path.iterdir()] == [path.name]  # nothing beside it
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_bags_are_a_column_where_a_table_has_other_than_one(tmp_path, suffix):
+    path = tmp_path / f"p{suffix}"
+    save_pool(make_pool([10, 20], bags=[1, 2.5]), path)
+    assert load_pool(path).bags.tolist() == [1, 2.5] and b"bags" in path.read_bytes()
+    save_pool(make_pool([10, 20]), path)
+    assert load_pool(path).bags.tolist() == [1, 1] and b"bags" not in path.read_bytes()
 
 
 @pytest.mark.parametrize("name", ["a\r\nb", "\r", '"', "a,b", " padded ", "", "\ufeff", "\x00", "é漢🙂"])

@@ -186,6 +186,33 @@ def test_an_embedding_by_hand():
     assert adam[BACKWARD_DRAM] - column[BACKWARD_DRAM] == 3 * 2 * 2 * 64
 
 
+def test_a_table_of_three_features_is_sent_and_pooled_three_times_over_and_looked_up_once():
+    """Its samples have three bags each: the columns sent are those of three tables, the lookups and rows of one."""
+    task, several = one_table(), one_table(bags=3.0)
+    assert several.tables.lookups.tolist() == task.tables.lookups.tolist()
+    hardware = Hardware("toy", dram=1, l2_bytes=32, l2=1e9, lookup_ns=1e3, bag_ns=2e3, launch_us=0, links=Links(port=1))
+    more = Roofline(hardware).embed(several)[0] - Roofline(hardware).embed(task)[0]
+    assert more[DIM] == 2 * 16
+    assert more[FORWARD_ISSUE] == 2 * 8 * 2  # 8 samples
+    assert more[FORWARD_DRAM] == 2 * (8 * 8 + 8 * 4 * 16)  # where a bag begins, and its output
+    assert more[BACKWARD_DRAM] == 2 * 8 * 4 * 16
+    assert more[SORT] == more[COUNT] == 0
+
+
+@pytest.mark.parametrize("name", [*ROOFLINES, "learned:cpu-v1"])  # TorchRec's estimate knows no task's links
+def test_columns_count_for_every_bag(name):
+    """By hand: 2 devices, batch 100 (or what was fitted); 48 columns against 8, and each receives the other's."""
+    links = Links(port=1_000.0, latency_ms=1.0)
+    tables = make_pool(rows=100, dim=[16, 8], bags=[3.0, 1.0])
+    task = Task(tables, (10**9,) * 2, "iteration", batch=100, links=links)
+    fast = simulators.make(name)
+    batch = getattr(fast, "batch", 100)
+    latency = fast.latency(task, np.array([0, 1]))
+    assert latency.forward_comm == pytest.approx([batch / 2 * 4 * 48 / 1_000 + 1] * 2)
+    apart = Task(make_pool(rows=100, dim=[16, 16, 16, 8]), (10**9,) * 2, "iteration", batch=100, links=links)
+    assert (fast.latency(apart, np.array([0, 0, 0, 1])).forward_comm == latency.forward_comm).all()
+
+
 def test_batches_by_hand():
     """Half the samples miss a row used once half the time, one used four times in a sixteenth of the cases."""
     touched, looked_up = at_batch(one_table().tables, 4)

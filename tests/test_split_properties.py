@@ -8,22 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shard_gym import suites
+from shard_gym import simulators, suites
 from shard_gym.bank import Bank
-from shard_gym.env import DEFAULT_SIMULATOR, ShardingEnv
+from shard_gym.env import ShardingEnv
 from shard_gym.evaluate import score
 from shard_gym.memory import device_bytes, table_bytes
 from shard_gym.nodes import MOST_HALVINGS
 from shard_gym.observations import OBSERVATIONS
 from shard_gym.plan import Plan, violations
 from shard_gym.rewards import REWARDS
-from shard_gym.simulators import make
 from shard_gym.states import SplitState
 from shard_gym.tasks import Constraints
 from tests.test_env_properties import lenient, seeds, tasks
 
 SPLIT_SUITES = [suite for suite in suites.SUITES.values() if suite.split_action]
-ROOFLINE = make(DEFAULT_SIMULATOR)
+ROOFLINE = simulators.make(simulators.DEFAULT)
 
 
 @st.composite

@@ -146,6 +146,7 @@ def test_ranks_are_those_of_torchrecs_own_statistics():
 
     rng, n = np.random.default_rng(4), 12
     tables = make_pool(rng.integers(10, 10**5, n), rng.choice([16, 64, 128], n), rng.uniform(0.2, 9, n), dtype="fp32")
+    tables = tables.with_(bags=rng.choice([1, 2, 4], n))
     task = Task(tables, (GB,) * 4, "iteration", 2_000, optimizer="rowwise_adagrad", accounting="torchrec")
     plan, setup = Plan(rng.integers(4, size=n)), setup_of(task)
     module, _ = collection(tables_of(task), ["RowWiseAdagrad"] * n)

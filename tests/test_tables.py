@@ -68,6 +68,17 @@ def test_take_keeps_order_and_repeats():
     assert pool.take([0, 1, 2]) == pool
 
 
+def test_bags_are_one_unless_told_and_stay_with_their_table():
+    pool = make_pool(rows=[10, 20, 30], dim=[4, 8, 16])
+    assert pool.bags.tolist() == [1, 1, 1] and pool.columns_sent.tolist() == [4, 8, 16]
+    several = pool.with_(bags=[1, 3, 0.3])
+    assert several != pool and several.with_(bags=1.0) == pool
+    assert several.take([1, 1, 0]).columns_sent.tolist() == [24, 24, 4]
+    assert several.columns_sent[2] == pytest.approx(4.8, rel=1e-4)
+    assert (several.columns_sent * 2**14 % 1 == 0).all()  # sums of them, and of halves, are exact
+    assert (several.features() == pool.features()).all()
+
+
 ONCE = {"uses": np.eye(1, 17), "accesses": np.eye(1, 17)}
 BAD = {
     "rows": dict(rows=[0]),
@@ -77,6 +88,11 @@ BAD = {
     "expected one number or 2": dict(rows=[1, 2], dim=[4, 4, 4]),
     "cannot be read": dict(rows=[1], pooling="x"),
     "not be negative": dict(rows=[1], pooling=-1),
+    "bags must not be negative": dict(rows=[1], bags=-1),
+    "more than 0 where there are lookups": dict(rows=[1, 1], bags=[1, 0]),
+    "bags times dim must stay below": dict(rows=[1], dim=2**10, bags=2**21),
+    "column bags has shape": dict(rows=[1, 1], bags=[1, 1, 1]),
+    "column bags holds NaN": dict(rows=[1], bags=float("inf")),
     "NaN": dict(rows=[1], pooling=float("nan")),
     "pooling times reference_batch must stay below 2\\*\\*53": dict(rows=[1], pooling=1e38),
     "bytes .* must stay below 2\\*\\*53: table 1": dict(rows=[1, 2**60], dim=64),

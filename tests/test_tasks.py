@@ -34,6 +34,14 @@ def test_json_gives_the_task_back(tiny_task):
         assert "Infinity" not in task.to_json()
 
 
+def test_a_task_of_one_bag_a_table_is_hashed_and_written_as_before_there_were_bags(tiny_task):
+    assert tiny_task.hash == "61769c10915076eb"
+    assert "bags" not in json.loads(tiny_task.to_json())["tables"]
+    several = dataclasses.replace(tiny_task, tables=tiny_task.tables.with_(bags=[1, 1, 1, 1, 1, 0.5]))
+    assert several != tiny_task and Task.from_json(several.to_json()).tables == several.tables
+    assert several.split([5]).tables.bags.tolist() == [1, 1, 1, 1, 1, 0.5, 0.5]
+
+
 RICH = {  # another value for every field
     "memory": (1, 2, 3),
     "objective": "iteration",
@@ -55,6 +63,7 @@ COLUMNS = {  # and for every column of the first table
     "accesses": np.eye(1, 17, 3)[0],
     "name": "other",
     "dtype": "fp32",
+    "bags": 2.5,
 }
 
 
@@ -72,6 +81,7 @@ def test_every_field_decides_the_hash(tiny_task):
 
 
 def test_every_changed_value_in_the_json_is_refused(tiny_task):
+    tiny_task = dataclasses.replace(tiny_task, tables=tiny_task.tables.with_(bags=3.0))
     written = json.loads(tiny_task.to_json())
     rich = json.loads(dataclasses.replace(tiny_task, **RICH).to_json())
     for field in RICH:

@@ -31,6 +31,13 @@ def test_the_largest_table_first_each_where_its_estimate_is_least():
     assert plan_of(task, partitioner="greedy-perf").device == (1, 0, 1, 1)  # 9 | 2, then 9 | 2 + 2 + 1
 
 
+def test_it_is_told_the_bags_of_a_table():
+    """The second table sends 9 rows a sample, and takes its estimate over that of two of the others together."""
+    tables = make_pool(rows=[4_000, 3_000, 2_000, 1_000], dim=32, pooling=[9.0] * 4)
+    assert plan_of(Task(tables, (GB,) * 2)).device == (0, 1, 0, 1)
+    assert plan_of(Task(tables.with_(bags=[1, 9, 1, 1]), (GB,) * 2)).device == (0, 1, 0, 0)
+
+
 def test_names_may_be_any_and_the_same_twice():
     tables = make_pool(rows=[10, 20, 30], dim=16, name=("a.b", "a.b", "x/0"))
     assert sorted(plan_of(Task(tables, (GB,) * 3)).device) == [0, 1, 2]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shard_gym import Constraints, Task, make_pool, simulators, suites
 from shard_gym.bank import Bank
-from shard_gym.env import DEFAULT_SIMULATOR, ShardingEnv
+from shard_gym.env import ShardingEnv
 from shard_gym.episodes import ORDERS
 from shard_gym.links import Links
 from shard_gym.observations import OBSERVATIONS
@@ -107,7 +107,7 @@ def test_any_tasks_to_the_bit(learned, bank, combination, mode, simulator, seed)
     observation, reward, order = combination
     if simulator == "slow" and observation in ("full", "ahead"):
         observation = "set"
-    made = {"roofline": simulators.make(DEFAULT_SIMULATOR), "learned": learned, "slow": Slow()}[simulator]
+    made = {"roofline": simulators.make(simulators.DEFAULT), "learned": learned, "slow": Slow()}[simulator]
     scalar, ours = pair(bank, 3, mode, observation=observation, reward=reward, order=order, simulator=made)
     rng = np.random.default_rng(seed)
     reset_alike(scalar, ours, seed=seed)

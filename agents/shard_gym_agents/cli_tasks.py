@@ -10,8 +10,6 @@ from shard_gym.errors import CorruptFile, InvalidTask
 from shard_gym.simulators import Simulator
 from shard_gym.tasks import OBJECTIVES, OPTIMIZERS, Task
 
-SIMULATOR = "roofline:rtx2080ti-x4-v1"  # of tasks that belong to no suite
-
 
 def task_of(options: argparse.Namespace) -> tuple[Task, Simulator, Simulator]:
     """The task that the options name, with its planner and judge."""
@@ -20,9 +18,9 @@ def task_of(options: argparse.Namespace) -> tuple[Task, Simulator, Simulator]:
             task = Task.from_json(Path(options.task).read_text(encoding="utf-8"))
         except (CorruptFile, UnicodeDecodeError) as error:
             raise CorruptFile(f"{options.task}: {error}") from error
-        ids = (SIMULATOR, SIMULATOR)
+        ids = (simulators.DEFAULT, simulators.DEFAULT)
     elif options.tables:
-        task, ids = _task_of_tables(options), (SIMULATOR, SIMULATOR)
+        task, ids = _task_of_tables(options), (simulators.DEFAULT, simulators.DEFAULT)
     else:
         suite = suites.get(options.suite)
         tasks = suite.tasks(options.split)
@@ -63,4 +61,4 @@ def add_task(command: argparse.ArgumentParser) -> None:
     own.add_argument("--allow-splits", action="store_true", help="let solvers halve the columns of tables")
     command.add_argument("--index", type=int, default=0, help="of the task in the suite's split")
     command.add_argument("--split", default="test", help="test, val or train")
-    command.add_argument("--simulator", metavar="ID", help=f"default: the suite's own, or {SIMULATOR}")
+    command.add_argument("--simulator", metavar="ID", help=f"default: the suite's own, or {simulators.DEFAULT}")

@@ -53,7 +53,7 @@ class Program:
         names = ["both"] if task.objective == "kernel" else ["forward", "backward"]
         tables = Nodes.of(task, split_action=False)
         if isinstance(planner, Roofline):
-            halved = Nodes.of(task, split_action=True)
+            halved = Nodes.of(task, split_action=True, every=True)
             nodes = halved if len(halved) * task.num_devices <= LARGE else tables
             pieces = pieces_of(replace(nodes.pieces, splits_allowed=False), planner)
             each = [list(additive_shares(planner, pieces, name)) for name in names]
@@ -74,7 +74,7 @@ class Program:
     @property
     def has_all_plans(self) -> bool:
         """Whether the program's plans are all that the task allows, of at most 8 pieces a table."""
-        return len(self.nodes) > self.nodes.task.num_tables or not halvings(self.nodes.task).any()
+        return len(self.nodes) > self.nodes.task.num_tables or not halvings(self.nodes.task, every=True).any()
 
     @property
     def words(self) -> str:
@@ -191,8 +191,8 @@ def old_devices(first: np.ndarray, alike: Sequence[Sequence[int]]) -> np.ndarray
 def _add_links(model: Model, links: Links, batch: int) -> tuple[list[list[tuple[int, float]]], float]:
     """Two all-to-alls as `Links.all_to_all_ms` has them: variables with ms of each for every device, and a constant."""
     task = model.nodes.task
-    dim, devices = model.nodes.pieces.tables.dim.astype(np.float64), task.num_devices
-    total, slice_bytes = float(task.tables.dim.sum()), 4.0 * batch / devices
+    dim, devices = model.nodes.pieces.tables.columns_sent, task.num_devices
+    total, slice_bytes = float(task.tables.columns_sent.sum()), 4.0 * batch / devices
     columns = [model.variable() for _ in range(devices)]
     for k, variable in enumerate(columns):
         model.row(0.0, [*model.place[:, k], variable], [*dim, -1.0], 0.0)

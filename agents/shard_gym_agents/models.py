@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.types import ShardingPlan
 
-SIMULATOR = "roofline:h100-v1"
-
 
 class ModelSettings(TaskSettings, total=False):
     """What `task_of_module` takes beside the model and its devices."""
@@ -57,7 +55,7 @@ def plan_model(
     memory_gb: float | Sequence[float],
     *,
     agent: str | shard_gym_agents.Solver = "auto",
-    simulator: str | simulators.Simulator = SIMULATOR,
+    simulator: str | simulators.Simulator = simulators.DEFAULT,
     device: Literal["cuda", "cpu"] = "cuda",
     **settings: Unpack[ModelSettings],
 ) -> PlannedModel:

@@ -101,8 +101,11 @@ class TorchRecPlanner:
 
         kernels = ["fused", "dense"]  # others keep tables in host memory, of which a task has none
         constraints = {}
-        for name, dim, pooling in zip(task.tables.name, task.tables.dim, task.tables.pooling, strict=True):
-            ids = {"pooling_factors": [float(pooling)], "compute_kernels": kernels}
+        tables = task.tables
+        bags = tables.bags.astype(np.float64)
+        pooling = tables.pooling / np.where(bags > 0, bags, 1.0)  # of one bag
+        for name, dim, *told in zip(tables.name, tables.dim, pooling.tolist(), bags.tolist(), strict=True):
+            ids = {"pooling_factors": told[:1], "num_poolings": told[1:], "compute_kernels": kernels}
             halves = task.splits_allowed and dim % 8 == 0
             if self.types == "all":
                 constraints[name] = ParameterConstraints(**ids)

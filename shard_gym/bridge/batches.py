@@ -132,6 +132,7 @@ class Profiler:
             columns |= columns_of(configs)
             self._check_configs(configs)
         names = columns.setdefault("name", tuple(self.tables))
+        columns.setdefault("bags", [len(self.tables[name]) for name in names])
         columns.setdefault("rows", [self.rows.get(name, self._rows_seen(name)) for name in names])
         return make_pool(**columns, reference_batch=self.samples, **self._statistics(names))
 

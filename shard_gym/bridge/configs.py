@@ -3,10 +3,11 @@
 A config has `name`, `num_embeddings`, `embedding_dim`, `data_type` and `feature_names`, as `EmbeddingBagConfig` and
 `EmbeddingConfig` do. What they do not say is how many ids a sample has: `pooling` tells the mean of each feature by its
 name, or of a whole table by the table's; a name that is both means the feature. Features that are not named have 1
-id a sample, as TorchRec's own planner assumes. The ids of a table's features add up. A feature with several bags a
-sample, or with samples of its own, is told by a `Lookup`, whose batch is a step's as the task's is:
+id a sample, as TorchRec's own planner assumes. The ids of a table's features add up, and so do the rows that a sample
+gets back, one for each (column `bags` of the pool). A feature with several bags a sample, or with samples of its own,
+is told by a `Lookup`, whose batch is a step's as the task's is:
 
-    make_task(configs, 8, 40, batch=4096, objective="kernel", pooling={"clicks": 12.5, "views": Lookup(3, batch=1024)})
+    make_task(configs, 8, 40, batch=4096, pooling={"clicks": 12.5, "views": Lookup(3, num_poolings=2, batch=1024)})
 
 How a config's weights begin (`init_fn`, `weight_init_min`, `weight_init_max`) costs nothing and is not looked at. Any
 other attribute that is set (pruning, virtual tables, position weights, ...) changes what a table costs in ways that we
@@ -19,6 +20,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
+from operator import mul
 from typing import Any
 
 from shard_gym.errors import InvalidPool, InvalidTask, UnknownName
@@ -57,7 +59,9 @@ def pool_of_configs(configs: Sequence[Any], pooling: Pooling | None = None, batc
     `batch` is the samples of a step, which only features with a batch of their own need.
     """
     columns = columns_of(configs)
-    columns["pooling"] = _ids_by_table(configs, {} if pooling is None else pooling, batch)
+    lookups = _lookups_by_table(configs, pooling)
+    columns["bags"] = [sum(lookup.bags(batch) for lookup in table) for table in lookups]
+    columns["pooling"] = [sum(lookup.pooling * lookup.bags(batch) for lookup in table) for table in lookups]
     return make_pool(**columns)
 
 
@@ -82,29 +86,33 @@ def returns_every_row(config: Any) -> bool:
     return "EmbeddingConfig" in classes or name_of(getattr(config, "pooling", "SUM")) == "NONE"
 
 
-def bags_a_sample(config: Any, pooling: Pooling | None, batch: int | None) -> dict[str, float]:
-    """Mean bags a sample of each feature of a table."""
-    told = {} if pooling is None else pooling
-    return {feature: _feature(told.get(feature)).bags(batch) for feature in config.feature_names}
+def check_rows(configs: Sequence[Any], pool: TablePool) -> None:
+    """Refuse tables that do not pool, and send other than a row a bag."""
+    for config, ids, bags in zip(configs, pool.pooling, pool.bags, strict=True):
+        if returns_every_row(config) and ids != bags:
+            raise InvalidTask(
+                f"{config.name!r} does not pool: it sends {ids:g} rows a sample, and what is modelled is one for each "
+                f'bag, {bags:g}; use an EmbeddingBagConfig, or objective="kernel", which has no communication, with '
+                'accounting="training", which counts no buffers; shard_gym.bridge.storage counts all bytes'
+            )
 
 
-def check_buffers(
-    configs: Sequence[Any], pool: TablePool, pooling: Pooling | None = None, batch: int | None = None
-) -> None:
-    """Whether accounting "torchrec" and "true", which count one pooled row a table and sample, is that of these."""
-    for config, ids in zip(configs, pool.pooling, strict=True):
-        bags = bags_a_sample(config, pooling, batch)
-        if (
-            len(config.feature_names) == 1
-            and set(bags.values()) == {1.0}
-            and (ids == 1 or not returns_every_row(config))
-        ):
-            continue
-        raise InvalidTask(
-            f"{config.name!r} has {len(config.feature_names)} features, {sum(bags.values()):g} bags and {ids:g} ids a "
-            f"sample{' and does not pool' if returns_every_row(config) else ''}: a task counts inputs and outputs of "
-            'one pooled feature. Take accounting="training" for it, and shard_gym.bridge.storage for all bytes'
-        )
+def check_empty_bags(configs: Sequence[Any], pooling: Pooling | None = None, batch: int | None = None) -> None:
+    """Refuse tables of which accounting "torchrec" guesses other than a task does how many bags are not empty.
+
+    It guesses min(1, ids) for each bag of a feature; a task knows the ids of all features together.
+    """
+    for config, lookups in zip(configs, _lookups_by_table(configs, pooling), strict=True):
+        bags = [lookup.bags(batch) for lookup in lookups]
+        ids = [lookup.pooling for lookup in lookups]
+        ours = min(sum(bags), sum(map(mul, ids, bags)))
+        theirs = sum(min(1.0, of_bag) * count for of_bag, count in zip(ids, bags, strict=True))
+        if not math.isclose(ours, theirs, rel_tol=1e-6):
+            raise InvalidTask(
+                f"features of {config.name!r} have less and more than 1 id a bag: TorchRec counts an output of "
+                f'{theirs:g} rows a sample, a task {ours:g}. Take accounting="true" or "training" for it, or '
+                "shard_gym.bridge.storage"
+            )
 
 
 def _check(config: Any, position: int) -> None:
@@ -133,20 +141,21 @@ def _check_nothing_else(config: Any, what: str) -> None:
             raise InvalidPool(f"{what}: {attribute} = {value!r:.60} changes what a table costs, which is not modelled")
 
 
-def _ids_by_table(configs: Sequence[Any], pooling: Pooling, batch: int | None) -> list[float]:
-    """Mean ids a sample of each table, all its features together."""
-    if not isinstance(pooling, Mapping):
-        raise InvalidPool(f"pooling gives mean ids a sample by name, {{'clicks': 12.5}}, got {pooling!r:.80}")
+def _lookups_by_table(configs: Sequence[Any], pooling: Pooling | None) -> list[list[Lookup]]:
+    """How each feature of each table is looked up."""
+    told = {} if pooling is None else pooling
+    if not isinstance(told, Mapping):
+        raise InvalidPool(f"pooling gives mean ids a sample by name, {{'clicks': 12.5}}, got {told!r:.80}")
     features = {feature for config in configs for feature in config.feature_names}
     known = features | {config.name for config in configs}
-    for name, ids in pooling.items():
+    for name, ids in told.items():
         if name not in known:
             raise UnknownName("feature or table in pooling", name, known)
         if isinstance(ids, Lookup) and name in features:
             _check_feature(name, ids)
         elif not _is_mean(ids):
             raise InvalidPool(f"pooling of {name!r} is a number from 0, mean ids a sample, got {ids!r:.60}")
-    return [_ids(config, pooling, features, batch) for config in configs]
+    return [_lookups(config, told, features) for config in configs]
 
 
 def _check_feature(name: str, feature: Lookup) -> None:
@@ -174,13 +183,14 @@ def _feature(told: float | Lookup | None) -> Lookup:
     return Lookup() if told is None else Lookup(float(told))
 
 
-def _ids(config: Any, pooling: Pooling, features: set[str], batch: int | None) -> float:
+def _lookups(config: Any, pooling: Pooling, features: set[str]) -> list[Lookup]:
+    """Those of its features; ids that are told of the whole table are shared out evenly."""
     if config.name not in pooling or config.name in features:
-        described = [_feature(pooling.get(feature)) for feature in config.feature_names]
-        return sum(feature.pooling * feature.bags(batch) for feature in described)
+        return [_feature(pooling.get(feature)) for feature in config.feature_names]
     if both := [feature for feature in config.feature_names if feature in pooling]:
         raise InvalidPool(f"pooling names table {config.name!r} and its feature {both[0]!r}: name one of them")
-    return float(pooling[config.name])  # type: ignore[arg-type]  # a Lookup is for features
+    ids = float(pooling[config.name])  # type: ignore[arg-type]  # a Lookup is for features
+    return [Lookup(ids / len(config.feature_names))] * len(config.feature_names)
 
 
 def name_of(value: Any) -> str:

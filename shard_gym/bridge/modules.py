@@ -17,13 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
 from shard_gym.bridge.batches import Profiler, refuse_weights
-from shard_gym.bridge.configs import Pooling, check_buffers, pool_of_configs
+from shard_gym.bridge.configs import Pooling, pool_of_configs
 from shard_gym.bridge.library import require_torchrec
-from shard_gym.bridge.storage import FORMULAS
 from shard_gym.bridge.storage_shards import optimizer_of
 from shard_gym.errors import InvalidPool, InvalidTask
-from shard_gym.own_tables import TaskSettings, check_rows_sent, memory_of, refuse_unknown, task_of
-from shard_gym.tables import TablePool
+from shard_gym.own_tables import TaskSettings, check_modelled, memory_of, refuse_unknown, task_of
 from shard_gym.tasks import OPTIMIZERS, Task
 
 if TYPE_CHECKING:
@@ -97,22 +95,13 @@ def task_of_module(
     if profile is None:
         pool = pool_of_configs(configs, pooling, settings.get("batch"))
     elif pooling is None:
-        pool = profile.pool(configs, ignore_weights=ignore_weights)
+        pool, pooling = profile.pool(configs, ignore_weights=ignore_weights), profile.pooling()
     else:
         raise InvalidPool("pooling is told or measured: give pooling or profile, not both")
-    _check_modelled(configs, pool, pooling, settings)
+    check_modelled(configs, pool, pooling, settings)
     if "optimizer" not in settings and (optimizer := _optimizer(collections)):
         settings["optimizer"] = optimizer
     return task_of(pool, memory_of(devices, memory_gb), settings)
-
-
-def _check_modelled(configs: Sequence[Any], pool: TablePool, pooling: Pooling | None, settings: TaskSettings) -> None:
-    """Refuse, or warn of, tables of which the costs or the bytes that are asked for are not modelled."""
-    batch = settings.get("batch")
-    if settings.get("objective", "iteration") == "iteration":
-        check_rows_sent(configs, pool, pooling, batch)
-    if settings.get("accounting") in FORMULAS:
-        check_buffers(configs, pool, pooling, batch)
 
 
 def _optimizer(collections: Sequence[Collection]) -> str | None:

@@ -5,8 +5,9 @@ and nobody waits for the longest forward pass. So the makespan of an "iteration"
 embeddings; of a "kernel" task it is the computation alone.
 
 The formulas are those of TorchRec 1.8's `EmbeddingPerfEstimator` for training, table-wise or in columns, fused kernels
-and unweighted ids, with the bandwidths that its `Topology` assumes for CUDA devices. Devices of several speeds are
-ours: TorchRec knows one.
+and unweighted ids, with the bandwidths that its `Topology` assumes for CUDA devices. Of a table with several features
+it guesses feature by feature how many bags are empty, ours takes the ids to be spread evenly over the bags. Devices of
+several speeds are ours: TorchRec knows one.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def table_perfs(task: Task) -> np.ndarray:
     lookups = pooling * samples * devices  # of all ranks: a table's device does them all
     ids = np.ceil(lookups * ID_BYTES)
     rows = lookups * np.maximum(dim, LEAST_COLUMNS) * tables.element_bytes
-    # samples without an id have no output to send; TorchRec sends it in the type of the weights
-    output = np.minimum(pooling, 1.0) * samples * devices * dim * tables.element_bytes
+    # bags without an id have no output to send; TorchRec sends it in the type of the weights
+    output = np.minimum(pooling, tables.bags.astype(np.float64)) * samples * devices * dim * tables.element_bytes
     penalty = np.select(
         [dim >= FULL_BLOCK, dim >= HALF_BLOCK], [FULL_BLOCK_PENALTY, HALF_BLOCK_PENALTY], NARROW_PENALTY
     )

@@ -9,7 +9,19 @@ from shard_gym.errors import UnknownName
 from shard_gym.simulators.base import Counted, FastSimulator, Latency, Simulator, single_costs
 from shard_gym.simulators.roofline import PRESETS, Roofline
 
-__all__ = ["Counted", "FastSimulator", "Latency", "Roofline", "Simulator", "make", "registered", "single_costs"]
+__all__ = [
+    "DEFAULT",
+    "Counted",
+    "FastSimulator",
+    "Latency",
+    "Roofline",
+    "Simulator",
+    "make",
+    "registered",
+    "single_costs",
+]
+
+DEFAULT = "roofline:h100-v1"  # of tasks that belong to no suite
 
 # id -> builder. A published id never changes its numbers: a change gets a new version.
 _BUILDERS: dict[str, Callable[[], Simulator]] = {

@@ -228,7 +228,7 @@ class Fbgemm:
         columns = np.array([(t.forward_ms, t.backward_ms, t.forward_spread, t.backward_spread) for t in timings])
         per_device = columns[shard_of.reshape(-1)].reshape(*held.shape[:-1], 4)
         forward, backward, *spreads = np.moveaxis(per_device, -1, 0) / np.array(task.speed)
-        comm = self._comm(task, (held * task.tables.dim).sum(axis=-1))
+        comm = self._comm(task, (held * task.tables.columns_sent).sum(axis=-1))
         return Latency(forward, comm, comm, backward, spread=np.hypot(*spreads))
 
     def _timing(self, task: Task, shard: np.ndarray) -> Timing:
@@ -239,7 +239,7 @@ class Fbgemm:
             return np.zeros(dims.shape)
         if task.links is None:
             raise SimulatorError(f"{self.id} measures computation only: give the task links for its all-to-all")
-        return task.links.all_to_all_ms(dims.astype(np.float64), self.bench.settings.batch)
+        return task.links.all_to_all_ms(dims, self.bench.settings.batch)
 
 
 def simulator_id(settings: Settings) -> str:

@@ -33,7 +33,7 @@ class Hardware:
     l2_bytes: float
     l2: float  # bytes a microsecond
     lookup_ns: float  # to issue one lookup in the forward pass, whatever the width of its row
-    bag_ns: float  # to begin and end the pooling of one sample
+    bag_ns: float  # to begin and end the pooling of one bag
     launch_us: float  # fixed cost of one pass over a shard, however many tables are fused in it
     links: Links
 
@@ -52,24 +52,24 @@ class Roofline(FastSimulator):
         lookups, distinct = looked_up.sum(axis=1), touched.sum(axis=1)
         dim = tables.dim.astype(np.float64)
         row = sectors(dim * tables.element_bytes)
-        samples = np.where(lookups > 0, task.batch, 0)
-        pooled = samples * 4 * dim  # fp32 output, or its gradient
+        bags = np.where(lookups > 0, task.batch * tables.bags.astype(np.float64), 0)
+        pooled = bags * 4 * dim  # fp32 output, or its gradient
         hits = (kept_share(row, touched, h.l2_bytes) * np.maximum(looked_up - touched, 0)).sum(axis=1)
         passes = np.ceil(np.log2(np.maximum(tables.rows, 2)) / 8)  # radix sort, 8 bits a pass
         state = {"sgd": 0, "rowwise_adagrad": SECTOR, "adam": 2 * sectors(4 * dim)}[task.optimizer]
 
-        forward_l2 = lookups * (8 + row) + samples * 8 + pooled
+        forward_l2 = lookups * (8 + row) + bags * 8 + pooled
         forward_dram = forward_l2 - hits * row
         backward_dram = lookups * 20 + pooled + distinct * 2 * (row + state)
-        backward_l2 = backward_dram + lookups * 4 * dim  # every lookup reads its sample's gradient
-        issue = (lookups * h.lookup_ns + samples * h.bag_ns) / 1e3
+        backward_l2 = backward_dram + lookups * 4 * dim  # every lookup reads its bag's gradient
+        issue = (lookups * h.lookup_ns + bags * h.bag_ns) / 1e3
         columns = [
             np.maximum(forward_dram / h.dram, forward_l2 / h.l2),
             issue,
             np.maximum(backward_dram / h.dram, backward_l2 / h.l2),
             issue * BACKWARD_WORK,
             lookups * passes * (2 * 12 + 8) / h.dram,
-            dim,
+            tables.columns_sent,
             np.ones(len(tables)),
         ]
         return np.rint(np.stack(columns, axis=1) * GRAIN) / GRAIN

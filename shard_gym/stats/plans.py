@@ -49,7 +49,7 @@ def plan_stats(
     """
     setup, budget, accounting = setup or setup_of(task), budget or Budget(), accounting or task.accounting
     placed = place(task, plan, tables or tables_of(task), setup)
-    size, notes = bytes_of(placed.shards, setup, accounting), _not_modelled(placed)
+    size, notes = bytes_of(placed.shards, setup, accounting), _not_modelled(task, placed)
     pieces = None if notes else _pieces(task, placed.shards)
     latency = None if pieces is None or simulator is None else simulator.latency(pieces, placed.rank)
     ours = None if latency is None else np.stack([getattr(latency, phase) for phase in PHASES], axis=-1)
@@ -76,12 +76,15 @@ def setup_of(task: Task, pipeline: str = "none") -> Setup:
 
 
 def tables_of(task: Task, kernel: str = "fused", pooled: bool = True) -> tuple[Table, ...]:
-    """A task's tables as TorchRec sees them: of one feature each, with one bag a sample."""
+    """A task's tables as TorchRec sees them: of one feature each, with all bags of the table."""
     t = task.tables
-    columns = zip(t.rows.tolist(), t.dim.tolist(), t.element_bytes.tolist(), t.pooling.tolist(), strict=True)
+    bags = t.bags.astype(np.float64)
+    ids = t.pooling / np.where(bags > 0, bags, 1.0)  # of one bag
+    features = map(Feature, ids.tolist(), bags.tolist())
+    columns = zip(t.rows.tolist(), t.dim.tolist(), t.element_bytes.tolist(), features, strict=True)
     return tuple(
-        Table(rows, dim, element, (Feature(ids),), pooled=pooled, optimizer=task.optimizer, kernel=kernel)
-        for rows, dim, element, ids in columns
+        Table(rows, dim, element, (feature,), pooled=pooled, optimizer=task.optimizer, kernel=kernel)
+        for rows, dim, element, feature in columns
     )
 
 
@@ -118,7 +121,7 @@ def bytes_of(shards: Shards, setup: Setup, accounting: str) -> Storage:
     return Storage(hbm, Memory(none, none, none, none, none), counted.input, counted.output)
 
 
-def _not_modelled(placed: Placed) -> tuple[str, ...]:
+def _not_modelled(task: Task, placed: Placed) -> tuple[str, ...]:
     """What no simulator here knows: then nothing is told of time, as a sum without some shards would mislead."""
     odd = {
         **{f"kind {kind}": kind not in ("tw", "cw") for kind in placed.kinds},
@@ -127,7 +130,8 @@ def _not_modelled(placed: Placed) -> tuple[str, ...]:
         "weighted ids": any(t.weighted for t in placed.tables),
     }
     found = [what for what, is_odd in odd.items() if is_odd]
-    if any(len(t.features) > 1 or t.features[0].poolings != 1 or t.features[0].batch for t in placed.tables):
+    features = zip((t.features for t in placed.tables), task.tables.bags, strict=True)
+    if any(len(told) > 1 or told[0].poolings != bags or told[0].batch for told, bags in features):
         found.append("several features, or bags or batches of their own")
     return (f"no time is told, as no simulator here models: {', '.join(found)}",) if found else ()
 
