@@ -33,7 +33,8 @@ def markdown(kept: dict[str, Any]) -> str:
     for name, page in pages.items():
         if name in kept["sections"]:
             section = kept["sections"][name]
-            lines += [*page(section["rows"]), "", f"Measured at commit {section['commit']}.", ""]
+            made = [f"Measured at commit {section['commit']}.", ""] if section["commit"] else []
+            lines += [*page(section["rows"]), "", *made]
     return "\n".join(lines)
 
 
