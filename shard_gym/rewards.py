@@ -65,7 +65,8 @@ def _excess(task: Task, plan: Plan, free: Sequence[int]) -> float:
     over = max(0.0, float(overshoot(task, task.capacity - room)))
     if task.constraints == _UNCONSTRAINED:
         return over
-    return over + len(violations(task, plan)) - int((room < 0).sum())  # violations names each full device too
+    broken = len(violations(task, plan)) - int((room < 0).sum())  # violations names each full device too
+    return over + broken
 
 
 def balance_reward(balance: Any, excess: Any) -> Any:

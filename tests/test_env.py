@@ -76,6 +76,13 @@ def test_a_broken_constraint_is_an_infeasible_end():
     assert play(tiny_env(task), [0, 0, 0])[1][-1] == -1.5
 
 
+def test_a_constraint_that_is_kept_changes_no_reward():
+    for part in range(1, 40):  # overshoots that floats round
+        memory = (TABLE_BYTES * part // 41, TABLE_BYTES)
+        plain, kept = (tiny_task(memory=memory, constraints=Constraints(no_split=whole)) for whole in ((), (0,)))
+        assert play(tiny_env(plain), [0, 0, 0])[1] == play(tiny_env(kept), [0, 0, 0])[1]
+
+
 def test_orders():
     pool = shard_gym.make_pool(rows=[100, 300, 200, 300], dim=16, pooling=[2, 1, 4, 4])
     task = Task(pool, memory=(10**6,) * 2)
