@@ -255,6 +255,21 @@ def test_drawing_in_parts_changes_nothing(monkeypatch):
     assert random_placements(task, 0, np.random.default_rng(0)).shape == (0, task.num_tables)
 
 
+@pytest.mark.parametrize("how", ["stop", "ctrl-c"])
+def test_a_stopped_random_search_returns_its_best(how):
+    task, told = suites.get("core-80x8").tasks("val")[0], []
+
+    def progress(makespan, seconds):
+        told.append(makespan)
+        if len(told) == 2 and how == "ctrl-c":
+            raise KeyboardInterrupt
+        return len(told) == 2
+
+    plan = make("random-search", budget=30.0, progress=progress)(task, SIMULATOR)
+    assert len(told) == 2 and told[1] < told[0]
+    assert score(task, plan, SIMULATOR).makespan == told[1]
+
+
 def test_third_parties_by_module_and_class():
     assert make("tests.odd_agents:Heap")(suites.get("dlrm-10x4").tasks("val")[0], SIMULATOR)
 
@@ -281,7 +296,7 @@ def test_unknown_agents_and_options_list_the_valid_ones():
 
 
 def test_options_are_those_that_make_takes():
-    assert shard_gym_agents.options("random-search") == {"seed", "samples", "budget"}
+    assert shard_gym_agents.options("random-search") == {"seed", "samples", "budget", "progress"}
     assert shard_gym_agents.options("size-greedy") == set()
     assert shard_gym_agents.options("rnn") == {"suite", "checkpoint", "weights"}
     assert shard_gym_agents.options("tests.odd_agents:Diary") == {"seed"}

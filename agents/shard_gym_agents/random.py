@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -16,6 +16,7 @@ from shard_gym.random_plans import TRIES, first_fit_decreasing, random_placement
 from shard_gym.room import Rules
 from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.tasks import Task
+from shard_gym_agents.local_search import Progress
 from shard_gym_agents.solver import require_number, task_rng
 
 CACHED_SHARDS = 2**11  # decoded in one call
@@ -50,32 +51,43 @@ class Random:
 
 @dataclass(frozen=True)
 class RandomSearch:
-    """The best of many random feasible plans, by predicted makespan."""
+    """The best of many random feasible plans, by predicted makespan; `progress` and Ctrl-C as in local search."""
 
     track: ClassVar[str] = "search"
     deterministic: ClassVar[bool] = False
     seed: int = 0
-    samples: int = 1_000  # AutoShard's Figure 9
+    samples: int = 1_000  # AutoShard's Figure 9; what the planner is asked
     budget: float = 0.0  # seconds; 0: `samples` plans, otherwise as many as fit
+    progress: Progress | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.samples < 1 or not self.budget >= 0:
             raise InvalidTask(f"random search needs samples >= 1 and budget >= 0, got {self.samples}, {self.budget}")
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
-        rng = task_rng(self.seed, task)
-        end = time.perf_counter() + self.budget
-        best, best_makespan, left = np.empty(0, np.int64), np.inf, self.samples
-        chunk, makespans_of = max(1, min(self.samples, 2_000_000 // (task.num_tables * 8))), _makespans(task, planner)
-        while not len(best) or (time.perf_counter() < end if self.budget else left > 0):
-            count = chunk if self.budget else min(chunk, left)
-            placements = random_placements(task, count, rng, WORTH_DRAWING)
+        best, least, begun = np.empty(0, np.int64), np.inf, time.perf_counter()
+        try:
+            for placements, makespans in self._drawn(task, planner, begun):
+                if len(best) and makespans.min() >= least:
+                    continue
+                best, least = placements[makespans.argmin()], float(makespans.min())
+                if self.progress is not None and self.progress(least, time.perf_counter() - begun):
+                    break
+        except KeyboardInterrupt:
+            if self.progress is None or not len(best):
+                raise
+        return Plan(tuple(best.tolist()))
+
+    def _drawn(self, task: Task, planner: Simulator, begun: float) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Placements (P, N) and what they are worth (P,), in parts, until the samples or the time are used up."""
+        rng, makespans_of, left = task_rng(self.seed, task), _makespans(task, planner), self.samples
+        chunk = max(1, min(self.samples, 2_000_000 // (task.num_tables * 8)))
+        while left == self.samples or (time.perf_counter() < begun + self.budget if self.budget else left > 0):
+            placements = random_placements(task, chunk if self.budget else min(chunk, left), rng, WORTH_DRAWING)
             makespans = makespans_of(placements)
             require_number(makespans.min(), planner)
             left -= len(placements)
-            if not len(best) or makespans.min() < best_makespan:
-                best, best_makespan = placements[makespans.argmin()], makespans.min()
-        return Plan(tuple(best.tolist()))
+            yield placements, makespans
 
 
 def _makespans(task: Task, planner: Simulator) -> Callable[[np.ndarray], np.ndarray]:
