@@ -12,7 +12,9 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -156,8 +158,7 @@ def _policies(steps: int, seeds: int) -> list[str]:
     for seed in range(seeds):
         model = MaskablePPO("MlpPolicy", FlexEnv("4x8"), seed=seed, device="cpu", ent_coef=0.01, n_steps=1024)
         model.learn(steps)
-        choose = lambda shown, mask, model=model: int(model.predict(shown, action_masks=mask, deterministic=True)[0])  # noqa: E731
-        found.setdefault("MaskablePPO", []).append(_ratio(env, optimum, choose))
+        found.setdefault("MaskablePPO", []).append(_ratio(env, optimum, partial(_best_action, model)))
     minutes = (time.perf_counter() - begin) / 60 / seeds
     rows = [[n, f"{np.mean(r):.3f}" + (f" ± {np.std(r, ddof=1):.3f}" if len(r) > 1 else "")] for n, r in found.items()]
     about = (
@@ -166,6 +167,10 @@ def _policies(steps: int, seeds: int) -> list[str]:
         f"{minutes:.1f} minutes each. A plan that is over its memory counts as all RW."
     )
     return ["## Policies against the known optimum", "", about, "", *table(("", "over the optimum"), rows)]
+
+
+def _best_action(model: Any, shown: np.ndarray, mask: np.ndarray) -> int:
+    return int(model.predict(shown, action_masks=mask, deterministic=True)[0])
 
 
 def _ratio(env: FlexEnv, optimum: list[float], choose: Callable[[np.ndarray, np.ndarray], int]) -> float:

@@ -6,7 +6,7 @@ coverage of, and meets each; where its 3-tier plan ends DP, a row has the probab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -88,7 +88,10 @@ def fitted_curve(name: str) -> Curve:
 
 def _power(rank: np.ndarray, count: np.ndarray, anchor: float, p: float, wanted: float) -> np.ndarray:
     """p * (rank / anchor) ** -exponent, none above 1, with the exponent that makes all rows sum to `wanted`."""
-    law: Callable[[float], np.ndarray] = lambda exponent: np.minimum(p * (rank / anchor) ** -exponent, 1.0)  # noqa: E731
+
+    def law(exponent: float) -> np.ndarray:
+        return np.minimum(p * (rank / anchor) ** -exponent, 1.0)
+
     low, high = 0.0, 30.0
     rising = rank[0] < anchor  # a larger exponent: more before the anchor, less after it
     for _ in range(HALVINGS):
