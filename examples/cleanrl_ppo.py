@@ -22,7 +22,7 @@ from torch.distributions import Categorical
 
 import shard_gym_agents
 from shard_gym import simulators, suites
-from shard_gym.evaluate import score
+from shard_gym.results.evaluate import score
 
 
 @dataclass

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from shard_gym.bridge.launch import launch
-from shard_gym.rowwise.curves import Curve, power_law
-from shard_gym.rowwise.network import Network
-from shard_gym.rowwise.tiers import RowTask, SequenceTable, TieredPlan, worth
-from shard_gym_agents.flexshard import Frontier
+from shard_gym.flexshard.curves import Curve, power_law
+from shard_gym.flexshard.network import Network
+from shard_gym.flexshard.tiers import RowTask, SequenceTable, TieredPlan, worth
+from shard_gym.torchrec.launch import launch
+from shard_gym_agents.solvers.flexshard import Frontier
 
 NODES, PER_NODE = 2, 2
 ROWS, DIM, LENGTH, BATCH, STEPS = 20_000, 32, 50.0, 256, 4  # batch and steps of each process
@@ -55,7 +55,7 @@ def look_up(probability: np.ndarray, rows: np.ndarray, dp_rows: int, flex_rows: 
     import torch
     from torch import distributed
 
-    from shard_gym.rowwise.embedding import TieredEmbedding
+    from shard_gym.flexshard.embedding import TieredEmbedding
 
     shared, rank = torch.Generator().manual_seed(0), distributed.get_rank()
     weight, order = torch.randn(ROWS, DIM, generator=shared), torch.randperm(ROWS, generator=shared)

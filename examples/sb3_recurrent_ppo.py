@@ -10,8 +10,8 @@ import argparse
 import numpy as np
 from sb3_contrib import RecurrentPPO
 
-from shard_gym.env import ShardingEnv
-from shard_gym_agents.sb3_vec import ShardingVecEnv
+from shard_gym.envs.env import ShardingEnv
+from shard_gym_agents.learners.sb3_vec import ShardingVecEnv
 
 
 def evaluate(model, suite, episodes):

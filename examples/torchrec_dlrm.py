@@ -23,7 +23,7 @@ from torchrec.models.dlrm import DLRM
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.optim import SGD, RowWiseAdagrad
 
-from shard_gym.bridge.launch import launch
+from shard_gym.torchrec.launch import launch
 from shard_gym_agents.models import PlannedModel, plan_model
 
 RANKS, SAMPLES, STEPS = 2, 64, 20  # samples of one rank in one step

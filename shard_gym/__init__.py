@@ -2,12 +2,13 @@
 
 from importlib.util import find_spec
 
-from shard_gym import simulators, suites
+from shard_gym import simulators
 from shard_gym.errors import ShardGymError
-from shard_gym.own_tables import make_task
-from shard_gym.plan import Plan
-from shard_gym.tables import TablePool, make_pool
-from shard_gym.tasks import Constraints, Task
+from shard_gym.plan.plan import Plan
+from shard_gym.tables.pool import TablePool, make_pool
+from shard_gym.task import suites
+from shard_gym.task.own import make_task
+from shard_gym.task.task import Constraints, Task
 
 __version__ = "0.1.0"
 __all__ = [
@@ -25,21 +26,16 @@ __all__ = [
 if find_spec("gymnasium"):  # a bare host that only measures has none
     import gymnasium
 
-    from shard_gym.rowwise.bank import NAMES
+    from shard_gym.flexshard import NAMES
 
     for _suite in suites.SUITES.values():
+        suites.register(_suite)
+    for _bank in NAMES:  # rows of sequence tables, see shard_gym.flexshard
         gymnasium.register(
-            _suite.env_id,
-            entry_point="shard_gym.env:make_env",
-            vector_entry_point="shard_gym.vector_env:make_vector_env",
-            kwargs={"suite": _suite.key},
-        )
-    for _bank in NAMES:  # rows of sequence tables, see shard_gym.rowwise
-        gymnasium.register(
-            f"ShardGym-Flex-{_bank}", entry_point="shard_gym.rowwise.env:make_flex_env", kwargs={"bank": _bank}
+            f"ShardGym-Flex-{_bank}", entry_point="shard_gym.flexshard.env:make_flex_env", kwargs={"bank": _bank}
         )
     gymnasium.register(  # tasks drawn from a user's own tables
         "ShardGym-Own",
-        entry_point="shard_gym.own_env:make_own_env",
-        vector_entry_point="shard_gym.own_env:make_own_vector_env",
+        entry_point="shard_gym.envs.own:make_own_env",
+        vector_entry_point="shard_gym.envs.own:make_own_vector_env",
     )

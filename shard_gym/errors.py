@@ -1,4 +1,4 @@
-"""What can go wrong, one class each, so that callers can tell bad input from bad luck."""
+"""Errors, one class for each thing that can go wrong, so that callers can tell bad input from bad luck."""
 
 
 class ShardGymError(Exception):
@@ -38,7 +38,7 @@ class RankFailed(ShardGymError, RuntimeError):
 
 
 class TimedOut(ShardGymError, TimeoutError):
-    """What was asked for took longer than it was allowed to."""
+    """Work that took longer than it was allowed to."""
 
 
 class UnknownName(ShardGymError, KeyError):

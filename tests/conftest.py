@@ -2,10 +2,13 @@ import os
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from shard_gym import Task, make_pool, simulators
-from shard_gym.tables import GB
+from shard_gym.tables.pool import GB
 
+settings.register_profile("no deadline", deadline=None)  # speed is measured in benchmarks, not in tests
+settings.load_profile("no deadline")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # windows that tests open stay off the screen
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from shard_gym.measurements import Measurements, pool_named
-from shard_gym.tables import TablePool
+from shard_gym.measuring.measurements import Measurements, pool_named
+from shard_gym.tables.pool import TablePool
 
 BATCH = 2048
 DIMS = (4, 8, 16, 32, 64, 128)

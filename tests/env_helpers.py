@@ -3,10 +3,10 @@
 import numpy as np
 
 import shard_gym
-from shard_gym.bank import Bank
-from shard_gym.env import ShardingEnv
+from shard_gym.envs.bank import Bank
+from shard_gym.envs.env import ShardingEnv
 from shard_gym.simulators import FastSimulator, Latency
-from shard_gym.tasks import Task
+from shard_gym.task.task import Task
 
 TABLE_BYTES = 100 * 16 * 2
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from shard_gym import Plan, make_pool, simulators
-from shard_gym.suites import Suite
-from shard_gym.tasks import Task
-from shard_gym_agents.learners.checkpoints import packed, unpack
+from shard_gym.task.suites import Suite
+from shard_gym.task.task import Task
+from shard_gym_agents.learners.learner import packed, unpack
 from tests.env_helpers import PoolingMs
 
 
@@ -55,7 +55,7 @@ def one_thread():
 
 
 def register_planner(setitem=dict.__setitem__):
-    setitem(simulators._BUILDERS, PoolingMs.id, PoolingMs)
+    setitem(simulators.SIMULATORS, PoolingMs.id, PoolingMs)
 
 
 @dataclass(frozen=True)

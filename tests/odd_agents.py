@@ -5,8 +5,8 @@ import time
 
 import numpy as np
 
-from shard_gym.plan import Plan
-from shard_gym.random_plans import random_placements
+from shard_gym.plan.plan import Plan
+from shard_gym.plan.random_plans import random_placements
 
 
 class Raises:

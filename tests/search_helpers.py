@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 
 from shard_gym import Task, make_pool, simulators
-from shard_gym.memory import device_bytes
+from shard_gym.memory.usage import device_bytes
 
 SIMULATOR = simulators.make("roofline:rtx2080ti-x4-v1")
 

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from shard_gym.bridge.storage import storage
-from shard_gym.bridge.storage_shards import Feature, Setup, Table, shards
+from shard_gym.memory.shards import Feature, Setup, Table, shards
+from shard_gym.memory.storage import storage
 
 TYPES = {
     "tw": "table_wise",

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from shard_gym import Constraints, Task, make_pool, simulators, suites
 from shard_gym.errors import InfeasibleTask, InvalidTask
-from shard_gym.evaluate import score
-from shard_gym.memory import device_bytes
+from shard_gym.memory.usage import device_bytes
+from shard_gym.results.evaluate import score
 from shard_gym_agents import AGENTS, make
 from tests.search_helpers import SIMULATOR, best_by_force, draw_task
 

@@ -5,16 +5,15 @@ import pytest
 import torch
 
 from shard_gym import make_pool, simulators, suites
+from shard_gym.envs.vector_env import ShardingVectorEnv
 from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidTask, SimulatorError, UnknownName
-from shard_gym.evaluate import Unseen, score
-from shard_gym.memory import device_bytes, table_bytes
-from shard_gym.tasks import Task
-from shard_gym.vector_env import ShardingVectorEnv
+from shard_gym.memory.usage import device_bytes, table_bytes
+from shard_gym.results.evaluate import Unseen, score
+from shard_gym.task.task import Task
 from shard_gym_agents.learners.autoshard import AutoShard, Config, Learner, load
-from shard_gym_agents.learners.autoshard_actors import Actor, Order
-from shard_gym_agents.learners.autoshard_network import TABLE, Net
-from shard_gym_agents.learners.checkpoints import packed, save_tensors
-from shard_gym_agents.learners.training import Settings, train
+from shard_gym_agents.learners.autoshard_actors import TABLE, Actor, Net, Request
+from shard_gym_agents.learners.learner import packed, save_tensors
+from shard_gym_agents.learners.training import Schedule, train
 from tests.env_helpers import PoolingMs
 from tests.learner_helpers import one_thread, same, toy_planner, toy_suite  # noqa: F401
 
@@ -37,7 +36,7 @@ def untrained(seed=0, order="cost", **config):
 def episodes(learner, seed=0):
     """What one actor plays with the weights of now."""
     actor = Actor(learner.stage, learner.config.num_envs)
-    return actor.play(Order(seed, 0, packed(net=learner.net))).episodes
+    return actor.play(Request(seed, 0, packed(net=learner.net))).episodes
 
 
 @pytest.mark.parametrize(("objective", "cost_model"), [("kernel", True), ("iteration", True), ("kernel", False)])
@@ -47,7 +46,7 @@ def test_it_learns_the_optimum_of_a_toy(tmp_path, objective, cost_model):
     if not cost_model:  # tables of one size, so their order is the task's
         suite = replace(suite, toys=suite.toys[:1])
     learner = Learner(suite, Config(num_envs=32, batch=8, learning_rate=1e-3, cost_model=cost_model), seed=0)
-    progress = train(learner, tmp_path, Settings(iterations=40, validate_every=5, patience=6, checkpoint_seconds=1e9))
+    progress = train(learner, tmp_path, Schedule(iterations=40, validate_every=5, patience=6, checkpoint_seconds=1e9))
     assert progress.best == 1.0
     solver = load(tmp_path / "best.safetensors")
     for task in learner.suite.tasks():

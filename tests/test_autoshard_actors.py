@@ -10,14 +10,13 @@ import torch
 
 from shard_gym import simulators, suites
 from shard_gym.errors import InvalidTask
-from shard_gym.evaluate import Unseen, score
-from shard_gym.memory import device_bytes
-from shard_gym.simulators import fbgemm
+from shard_gym.measuring import fbgemm
+from shard_gym.memory.usage import device_bytes
+from shard_gym.results.evaluate import Unseen, score
 from shard_gym_agents.learners.autoshard import Config, Learner, load
-from shard_gym_agents.learners.autoshard_actors import ActorLost, Here, Order, Processes
-from shard_gym_agents.learners.autoshard_costs import CostLearner, Fitting, OwnCosts
-from shard_gym_agents.learners.checkpoints import packed, under
-from shard_gym_agents.learners.training import Settings, train
+from shard_gym_agents.learners.autoshard_actors import ActorLost, CostLearner, Here, OwnCosts, Processes, Request
+from shard_gym_agents.learners.learner import packed, under
+from shard_gym_agents.learners.training import Schedule, train
 from tests.env_helpers import PoolingMs
 from tests.learner_helpers import one_thread, same, toy_planner, toy_suite  # noqa: F401
 
@@ -39,7 +38,7 @@ class Measured:
 
 @pytest.fixture
 def measuring(monkeypatch):
-    monkeypatch.setitem(simulators._BUILDERS, Measured.id, Measured)
+    monkeypatch.setitem(simulators.SIMULATORS, Measured.id, Measured)
 
 
 def test_a_process_plays_what_would_be_played_here():
@@ -47,7 +46,7 @@ def test_a_process_plays_what_would_be_played_here():
     crews = [Here(learner.stage, 8, "cpu"), Processes(learner.stage, 8, 1), Processes(learner.stage, 8, 2)]
     played = []
     for crew in crews:
-        crew.send(Order(5, 3, packed(net=learner.net)))
+        crew.send(Request(5, 3, packed(net=learner.net)))
         played.append(crew.receive())
     here, alone, two = played
     for one, other in ((here, alone), (here, two)):
@@ -62,7 +61,7 @@ def test_a_process_plays_what_would_be_played_here():
 
 
 def test_a_run_with_processes_is_that_without_and_resumed_to_the_bit():
-    """Orders under way are lost with their learner, and given again by the one that goes on."""
+    """Requests under way are lost with their learner, and made again by the one that goes on."""
     here, first, second = (Learner(suites.get("dlrm-10x4"), replace(SMALL, actors=actors), 0) for actors in (0, 1, 1))
     for _ in range(3):
         here.iterate()
@@ -114,7 +113,7 @@ def test_costs_are_learned_along_with_the_policy(tmp_path):
     learner = Learner(toy_suite(), config, seed=0)
     first = learner.iterate()
     assert first["simulator_calls"] == 32  # measured plans, and no others
-    progress = train(learner, tmp_path, Settings(iterations=40, validate_every=5, patience=6, checkpoint_seconds=1e9))
+    progress = train(learner, tmp_path, Schedule(iterations=40, validate_every=5, patience=6, checkpoint_seconds=1e9))
     assert progress.best == 1.0
     solver = load(tmp_path / "best.safetensors")
     assert solver.track == "blind" and solver.card["planner"] == Measured.id
@@ -145,7 +144,7 @@ def test_the_operator_itself_can_be_learned_from(monkeypatch):
     """FBGEMM on this machine, two episodes."""
     pytest.importorskip("fbgemm_gpu")
     few = fbgemm.Settings(batch=64, warmups=1, runs=3, drop=0, arena_gb=0.01)
-    monkeypatch.setitem(simulators._BUILDERS, "fbgemm:cpu", lambda: fbgemm.Fbgemm(few))
+    monkeypatch.setitem(simulators.SIMULATORS, "fbgemm:cpu", lambda: fbgemm.Fbgemm(few))
     learner = Learner(toy_suite(), Config(num_envs=2, batch=2, planner="fbgemm:cpu"), seed=0)
     told = learner.iterate()
     assert told["simulator_calls"] == 2 and 0 <= told["return"] <= 1 and np.isfinite(told["cost_loss"])
@@ -156,7 +155,7 @@ def test_the_cost_network_fits_what_it_is_told():
     suite = toy_suite((1, 2, 3, 4, 5, 6, 7, 8))
     tasks, rng = suite.tasks(), np.random.default_rng(0)
     torch.manual_seed(0)
-    learner = CostLearner(tasks, np.stack(suite.feature_scaling()), 3e-3, Fitting(updates=100, batch=64))
+    learner = CostLearner(tasks, np.stack(suite.feature_scaling()), 3e-3, updates=100, batch=64)
     plans = [(i % 3, rng.integers(2, size=8)) for i in range(60)]
     exact = PoolingMs()
     learner.remember(plans, [exact.latency(tasks[i], device).compute for i, device in plans])
@@ -173,7 +172,7 @@ def test_the_cost_network_fits_what_it_is_told():
 def test_why_an_actors_process_ended_is_told():
     learner = Learner(suites.get("dlrm-10x2"), SMALL, seed=0)
     crew = Processes(replace(learner.stage, order="sideways"), 2, 1)
-    crew.send(Order(0, 0, packed(net=learner.net)))
+    crew.send(Request(0, 0, packed(net=learner.net)))
     with pytest.raises(ActorLost, match="unknown order 'sideways'"):
         crew.receive()
 

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shard_gym import Plan, evaluate, make_pool, simulators, suites
+from shard_gym import Plan, make_pool, simulators, suites
 from shard_gym.errors import InfeasibleTask, InvalidTask
-from shard_gym.evaluate import score
-from shard_gym.memory import table_bytes
-from shard_gym.nodes import MOST_HALVINGS
+from shard_gym.memory.usage import table_bytes
+from shard_gym.plan.nodes import MOST_HALVINGS
+from shard_gym.results import evaluate
+from shard_gym.results.evaluate import score
 from shard_gym_agents import make
 from tests.search_helpers import SIMULATOR, best_by_force, draw_task
 

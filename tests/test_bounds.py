@@ -7,19 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard_gym import Constraints, Plan, Task, make_pool, simulators, suites
-from shard_gym.bounds import certificate, lower_bound, shared_out
-from shard_gym.bounds_knapsack import least_between, least_of
-from shard_gym.bounds_learned import network_shares
-from shard_gym.bounds_memory import least_filled, must_hold
-from shard_gym.bounds_phases import Share, costs_alone, pieces_of
+from shard_gym.bounds.bounds import certificate, least_filled, lower_bound, must_hold, shared_out
+from shard_gym.bounds.shares import Share, least_between, least_of, pieces_of, shares_of
 from shard_gym.errors import InfeasibleTask, SimulatorError
-from shard_gym.evaluate import score
-from shard_gym.links import Links
-from shard_gym.memory import device_bytes, table_bytes
-from shard_gym.metasyn import load_metasyn
-from shard_gym.random_plans import random_placements
+from shard_gym.memory.usage import device_bytes, table_bytes
+from shard_gym.plan.random_plans import random_placements
+from shard_gym.results.evaluate import score
 from shard_gym.simulators.base import counted
 from shard_gym.simulators.learned import Learned
+from shard_gym.tables.metasyn import load_metasyn
+from shard_gym.task.links import Links
 from shard_gym_agents import make
 from tests.env_helpers import PoolingMs
 
@@ -208,10 +205,10 @@ def test_no_shard_of_a_weight_costs_less_than_its_least(phase, simulator, seed):
     rng = np.random.default_rng(seed)
     task = suites.get("metasyn-80x8").tasks("test")[seed % 10]
     pieces = pieces_of(task, simulator)
-    forward, backward = costs_alone(task, simulator, pieces.embedding)
-    alone = {"forward": forward, "backward": backward, "both": forward + backward}[phase]
-    share = next(network_shares(simulator, pieces, alone, phase, 8))
-    order = np.argsort(rng.choice([-1, 1]) * share.weights / alone[0] + rng.normal(0, 0.02, 80))  # odd shards as well
+    share = next(shares_of(simulator, pieces, phase, 8))
+    order = np.argsort(
+        rng.choice([-1, 1]) * share.weights / pieces.alone[phase][0] + rng.normal(0, 0.02, 80)
+    )  # odd shards as well
     held = order[: rng.integers(1, 40)]
     placement = np.full((1, 80), -1)
     placement[0, held] = 0

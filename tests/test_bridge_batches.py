@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard_gym import make_pool
-from shard_gym.bridge.batches import Profiler
-from shard_gym.bridge.configs import Lookup, pool_of_configs
 from shard_gym.errors import InvalidPool, UnknownName
-from shard_gym.own_tables import make_task
-from shard_gym.tables import use_histogram
+from shard_gym.tables.configs import Lookup, pool_of_configs
+from shard_gym.tables.histograms import use_histogram
+from shard_gym.task.own import make_task
+from shard_gym.torchrec.batches import Profiler
 from tests.test_own_tables import bag
 
 A = {"f": (np.array([0, 0, 2]), np.array([2, 0, 1])), "g": (np.array([2]), np.array([0, 0, 1]))}

@@ -5,12 +5,11 @@ import gzip
 import numpy as np
 import pytest
 
-from shard_gym.bridge.batches import Profiler
-from shard_gym.bridge.cells import Hashes, bags_of
-from shard_gym.bridge.logs import Log, profile_log
-from shard_gym.bridge.profile_cli import main
 from shard_gym.errors import CorruptFile, InvalidPool, UnknownName
-from shard_gym.pool_files import load_pool
+from shard_gym.tables.files import load_pool
+from shard_gym.torchrec.batches import Profiler
+from shard_gym.torchrec.logs import Hashes, Log, bags_of, profile_log
+from shard_gym_agents.cli.logs import profile as main
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -51,7 +50,7 @@ def test_lists_and_missing_values(tmp_path):
 
 
 def test_samples_stay_in_order_over_files_and_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr("shard_gym.bridge.logs.BLOCK", 64)  # bytes of CSV: some four samples
+    monkeypatch.setattr("shard_gym.torchrec.logs.BLOCK", 64)  # bytes of CSV: some four samples
     rng = np.random.default_rng(0)
     ids = rng.integers(0, 500, 101)
     paths = [
@@ -178,7 +177,7 @@ def test_a_bar_shows_how_far_a_long_read_is(tmp_path, monkeypatch, capsys):
     profile_log(Log([path], ["c"]), 10)
     assert capsys.readouterr().err == ""  # no terminal, no bar
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monkeypatch.setattr("shard_gym.bridge.logs.PATIENCE", 0.0)
+    monkeypatch.setattr("shard_gym.torchrec.logs.PATIENCE", 0.0)
     profile_log(Log([path], ["c"]), 10)
     assert capsys.readouterr().err.startswith(f"\r[{'#' * 30}] 100%, 10 samples, 0 s left")
     profile_log(Log([path], ["c"]), 10, progress=False)

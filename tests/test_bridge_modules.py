@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from shard_gym.bridge import library
-from shard_gym.bridge.batches import Profiler
-from shard_gym.bridge.configs import Lookup
-from shard_gym.bridge.modules import collections_of, configs_of, task_of_module
 from shard_gym.errors import InvalidPool, InvalidTask, MissingDependency, UnknownName
-from shard_gym.memory import table_bytes
-from shard_gym.own_tables import make_task
-from shard_gym.simulators import operator
+from shard_gym.measuring import operator
+from shard_gym.memory.usage import table_bytes
+from shard_gym.tables.configs import Lookup
+from shard_gym.task.own import make_task
+from shard_gym.torchrec import modules
+from shard_gym.torchrec.batches import Profiler
+from shard_gym.torchrec.modules import collections_of, configs_of, task_of_module
 
 torch = pytest.importorskip("torch")
 torchrec = pytest.importorskip("torchrec")
@@ -213,7 +213,7 @@ def installed(monkeypatch, **versions):
     def distributions(name):
         return [type("Distribution", (), {"version": told[name]})] if name in told else []
 
-    monkeypatch.setattr(library.metadata, "distributions", distributions)
+    monkeypatch.setattr(modules.metadata, "distributions", distributions)
     operator._fbgemm.cache_clear()
 
 
@@ -221,15 +221,15 @@ def test_missing_and_wrong_builds(monkeypatch):
     try:
         installed(monkeypatch, fbgemm_gpu="1.8.0", fbgemm_gpu_cpu="1.8.0", torchrec="1.8.0")
         with pytest.raises(MissingDependency, match="both installed and overwrite each other; run pip uninstall -y"):
-            library.require_torchrec()
+            modules.require_torchrec()
         installed(monkeypatch, fbgemm_gpu_cpu="1.8.0", torchrec="1.2.0")
         with pytest.raises(
             MissingDependency, match=r"torchrec 1.2.0 does not go with FBGEMM 1.8.0; run pip install --no"
         ):
-            library.require_torchrec()
+            modules.require_torchrec()
         installed(monkeypatch, fbgemm_gpu_cpu="1.8.0")
         monkeypatch.setitem(__import__("sys").modules, "torchrec", None)
         with pytest.raises(MissingDependency, match=r"run pip install --no-deps torchrec==1.8.\*"):
-            library.require_torchrec()
+            modules.require_torchrec()
     finally:
         operator._fbgemm.cache_clear()

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard_gym import Task, make_pool
-from shard_gym.bridge.perf import PHASES, TorchRecPerf, ranks_per_host, table_perfs
-from shard_gym.links import Links
-from shard_gym.tables import GB
+from shard_gym.simulators.torchrec import PHASES, TorchRecPerf, ranks_per_host, table_perfs
+from shard_gym.tables.pool import GB
+from shard_gym.task.links import Links
 
 planner = pytest.importorskip("torchrec.distributed.planner")
 

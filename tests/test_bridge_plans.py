@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard_gym import make_pool
-from shard_gym.bridge.launch import launch
-from shard_gym.bridge.layouts import layouts_of
-from shard_gym.bridge.plans import from_torchrec, to_torchrec, validate
 from shard_gym.errors import InvalidPlan
-from shard_gym.plan import Plan
-from shard_gym.tasks import Constraints, Task
+from shard_gym.plan.plan import Plan
+from shard_gym.task.task import Constraints, Task
+from shard_gym.torchrec.launch import launch
+from shard_gym.torchrec.layouts import layouts_of
+from shard_gym.torchrec.plans import from_torchrec, to_torchrec, validate
 
 torchrec = pytest.importorskip("torchrec")
 torch = pytest.importorskip("torch")

@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shard_gym.bridge.storage import storage
-from shard_gym.bridge.storage_reserves import Reserve, dense_bytes, kjt_bytes
-from shard_gym.bridge.storage_shards import Feature, Setup, Table, optimizer_of, shards, shards_of
 from shard_gym.errors import InvalidPool, InvalidTask, UnknownName
+from shard_gym.memory.shards import Feature, Setup, Table, shards, shards_of
+from shard_gym.memory.storage import storage
+from shard_gym.torchrec.modules import optimizer_of
+from shard_gym.torchrec.values import Reserve, dense_bytes, kjt_bytes
 from tests.storage_helpers import CLASSES, TYPES, collection, constraint, drawn_table, enumerated, of_whole
 
 # TorchRec and FBGEMM tell those who write them what is deprecated
@@ -154,7 +155,7 @@ def test_what_is_not_modelled_is_refused():
     with pytest.raises(InvalidTask):
         Setup(6, local_world_size=4)
     with pytest.raises(UnknownName, match="accounting"):
-        of_whole("weights")
+        of_whole("guess")
     with pytest.raises(UnknownName, match="kind"):
         of_whole(kind="hybrid")
     with pytest.raises(InvalidTask):

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 import shard_gym_agents as agents
-from shard_gym.bridge.configs import Lookup
-from shard_gym.bridge.modules import task_of_module
-from shard_gym.bridge.storage import storage
-from shard_gym.bridge.storage_shards import Feature, Setup, Table, shards
-from shard_gym.env import ShardingEnv
+from shard_gym.envs.env import ShardingEnv
 from shard_gym.errors import InvalidTask
-from shard_gym.memory import device_bytes, table_bytes
+from shard_gym.memory.shards import Feature, Setup, Table, shards
+from shard_gym.memory.storage import storage
+from shard_gym.memory.usage import device_bytes, table_bytes
 from shard_gym.simulators import make as simulator
-from shard_gym.tables import EXACT, make_pool
-from shard_gym.tasks import Task
+from shard_gym.tables.configs import Lookup
+from shard_gym.tables.pool import EXACT, make_pool
+from shard_gym.task.task import Task
+from shard_gym.torchrec.modules import task_of_module
 from tests.storage_helpers import collection, constraint, enumerated, of_whole
 
 # TorchRec and FBGEMM tell those who write them what is deprecated

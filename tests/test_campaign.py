@@ -2,27 +2,30 @@
 
 import fcntl
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import util
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from shard_gym.errors import CorruptFile, SimulatorError, UnknownName
-from shard_gym.links import Links
-from shard_gym.measurements import Measurements
-from shard_gym.metasyn import load_metasyn
-from shard_gym.simulators import comm, measure
-from shard_gym.simulators.campaign import Campaign, places
-from shard_gym.simulators.fbgemm import Settings
-from shard_gym.simulators.shards import ALL_DIMS, MAX_TABLES, MIN_POOLING, SHARES, SUITE_DIMS, Drawn, Listed
+from shard_gym.measuring import comm, measure
+from shard_gym.measuring.campaign import Campaign, places
+from shard_gym.measuring.fbgemm import Settings
+from shard_gym.measuring.measurements import Measurements
+from shard_gym.measuring.shards import ALL_DIMS, MAX_TABLES, MIN_POOLING, SHARES, SUITE_DIMS, Drawn, Listed, Mixed
+from shard_gym.records.commands import seconds
+from shard_gym.tables.metasyn import load_metasyn
+from shard_gym.task.links import Links
 
 ROOT = Path(__file__).parents[1]
 POOL = "metasyn_0_856"
@@ -101,13 +104,14 @@ def shard_file(tmp_path):
 
 def rows_of(folder):
     lines = [line for path in folder.glob("rows-*.jsonl") for line in path.read_text().split("\n")[:-1]]
-    return [json.loads(line) for line in lines]
+    rows = [json.loads(line) for line in lines]
+    return [row for row in rows if "begun" not in row]
 
 
 @needs_fbgemm
 def test_a_killed_campaign_resumes_with_nothing_lost_or_doubled(tmp_path, shard_file):
     folder = tmp_path / "out"
-    command = [sys.executable, "-m", "shard_gym.simulators.measure", "--out", str(folder), *FLAGS]
+    command = [sys.executable, "-m", "shard_gym.measuring.measure", "--out", str(folder), *FLAGS]
     command += ["--shard-file", str(shard_file), "--repeats", "50", "--workers", "1"]
     run = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)  # its worker outlives it for one shard
     deadline = time.monotonic() + 60
@@ -154,6 +158,78 @@ def test_shards_that_fail_are_told_and_do_not_end_the_campaign(tmp_path):
     packed = Campaign(tmp_path / "out", Listed(tmp_path / "list.npz"), SETTINGS).run(workers=1)
     assert np.isfinite(packed.total_ms).tolist() == [True, False, True]
     assert packed.card["failed"] == {"1": "FBGEMM needs dims that are multiples of 4, got [6]"}
+
+
+@dataclass(frozen=True)
+class Deadly:
+    """A list of shards, some of which kill the process that asks for them, the first `times` times."""
+
+    path: Path
+    deadly: tuple[int, ...]
+    times: int
+    keeps_all: ClassVar[bool] = True
+
+    def __len__(self):
+        return len(Listed(self.path))
+
+    def order(self):
+        return np.arange(len(self))
+
+    def describe(self):
+        return {}
+
+    def shard(self, index):
+        deaths = self.path.with_name(f"deaths-{index}")
+        if index in self.deadly and multiprocessing.parent_process():
+            count = int(deaths.read_text()) if deaths.exists() else 0
+            if count < self.times:
+                deaths.write_text(str(count + 1))
+                os.kill(os.getpid(), signal.SIGKILL)
+        return Listed(self.path).shard(index)
+
+
+@needs_fbgemm
+def test_a_shard_that_kills_its_worker_is_tried_once_more_and_last(tmp_path, shard_file):
+    Measurements.load(shard_file).take(np.arange(4)).save(tmp_path / "four.npz")
+    packed = Campaign(tmp_path / "once", Deadly(tmp_path / "four.npz", (1,), 1), SETTINGS).run(workers=1)
+    assert np.isfinite(packed.total_ms).all() and packed.card["failed"] == {}
+    lines = [json.loads(line) for line in (tmp_path / "once" / "rows-0.jsonl").read_text().splitlines()]
+    assert [row["index"] for row in lines if "begun" in row] == [0, 1, 2, 3, 1]
+    (tmp_path / "deaths-1").unlink()
+    packed = Campaign(tmp_path / "twice", Deadly(tmp_path / "four.npz", (1,), 9), SETTINGS).run(workers=1)
+    assert np.isfinite(packed.total_ms).tolist() == [True, False, True, True]
+    assert packed.card["failed"] == {"1": "the process that measured it died, 2 times"}
+
+
+@needs_fbgemm
+def test_workers_that_all_die_end_the_campaign_and_keep_what_there_is(tmp_path, shard_file):
+    with pytest.raises(SimulatorError, match=r"ended with -9; what they measured is kept in .*start again"):
+        Campaign(tmp_path / "out", Deadly(shard_file, tuple(range(40)), 9), SETTINGS).run(workers=1)
+
+
+@needs_fbgemm
+def test_memory_that_is_not_there_is_told_before_anything_is_measured(tmp_path, shard_file, capfd):
+    with pytest.raises(SimulatorError, match="ended with 1"):
+        Campaign(tmp_path / "out", Listed(shard_file), replace(SETTINGS, arena_gb=1e6)).run(workers=1)
+    assert "bytes asked" in (told := capfd.readouterr().err) and "lower --arena-gb" in told
+    assert rows_of(tmp_path / "out") == []
+
+
+@needs_fbgemm
+def test_however_small_the_budget_some_shards_are_measured(tmp_path, shard_file):
+    packed = Campaign(tmp_path / "out", Listed(shard_file), SETTINGS).run(1, budget_seconds=1e-9, at_least=3)
+    assert np.isfinite(packed.total_ms).sum() == 3
+
+
+def test_lists_are_mixed_in_turn_and_dims_are_as_told():
+    parts = Drawn(6, "metasyn_0_856", dims=(512, 768)), Drawn(5, "metasyn_1_856")
+    mixed = Mixed(parts)
+    assert len(mixed) == 10 and [mixed.shard(i).pool[8] for i in range(4)] == ["0", "1", "0", "1"]
+    assert (mixed.shard(3).table == parts[1].shard(1).table).all()
+    drawn = {int(d) for i in range(60) for d in Drawn(60, dims=(512, 768)).shard(i).dim}
+    assert drawn == {16, 32, 512, 768}
+    with pytest.raises(SimulatorError, match=r"multiples of 4, got \(6,\)"):
+        Drawn(1, dims=(6,))
 
 
 @needs_fbgemm
@@ -209,7 +285,7 @@ def test_each_worker_has_a_core_of_its_own():
 
 @pytest.mark.parametrize(("text", "expected"), [("90s", 90), ("8m", 480), ("1.5h", 5_400), ("7", 7)])
 def test_budgets_have_units(text, expected):
-    assert measure.seconds(text) == expected
+    assert seconds(text, unit="s") == expected
 
 
 @pytest.mark.parametrize("text", ["", "m", "-3m", "0", "soon", "nan"])

@@ -8,13 +8,14 @@ from importlib import import_module
 import pytest
 
 from shard_gym import simulators, suites
-from shard_gym.evaluate import evaluate
-from shard_gym.plan import Plan
-from shard_gym.results import write_results
-from shard_gym.tables import make_pool
-from shard_gym.tasks import Task
-from shard_gym_agents import make, names, trained
-from shard_gym_agents.cli import main
+from shard_gym.plan.plan import Plan
+from shard_gym.results.evaluate import evaluate
+from shard_gym.results.results import write_results
+from shard_gym.tables.pool import make_pool
+from shard_gym.task.task import Task
+from shard_gym_agents import make, names
+from shard_gym_agents.cli.main import main
+from shard_gym_agents.learners import trained
 
 TASK = Task(make_pool([1000, 2000, 3000], dim=16, name=("a", "b", "c")), memory=(2**20, 2**20))
 

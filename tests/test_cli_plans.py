@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from shard_gym import Constraints, Plan, Task, make_pool, suites
-from shard_gym.memory import device_bytes
-from shard_gym_agents import local_search
-from shard_gym_agents.cli import main
+from shard_gym.memory.usage import device_bytes
+from shard_gym_agents.cli.main import main
+from shard_gym_agents.search import local_search
 
 NAMES = ("a", "b", "c", "2")
 TABLES = make_pool(rows=[1000, 2000, 3000, 4000], dim=16, name=NAMES)
@@ -144,7 +144,7 @@ def test_ctrl_c_elsewhere_ends_quietly(monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shard_gym_agents.greedy.CostGreedy.__call__", interrupted)
+    monkeypatch.setattr("shard_gym_agents.solvers.greedy.CostGreedy.__call__", interrupted)
     assert main(["solve", *CORE, "--agent", "cost-greedy"]) == 130
     assert capsys.readouterr() == ("", "")
 

@@ -6,12 +6,12 @@ import torch
 
 from shard_gym import Plan, simulators, suites
 from shard_gym.errors import CorruptFile, InvalidTask
-from shard_gym.evaluate import score
-from shard_gym.memory import device_bytes
-from shard_gym_agents.greedy import CostGreedy
+from shard_gym.memory.usage import device_bytes
+from shard_gym.results.evaluate import score
 from shard_gym_agents.learners import cloning, ppo
 from shard_gym_agents.learners.cloning import Config, Learner
-from shard_gym_agents.learners.training import Settings, train
+from shard_gym_agents.learners.training import Schedule, train
+from shard_gym_agents.solvers.greedy import CostGreedy
 from tests.env_helpers import PoolingMs
 from tests.learner_helpers import one_thread, same, toy_planner, toy_suite  # noqa: F401
 
@@ -35,7 +35,7 @@ def test_it_learns_what_was_demonstrated(tmp_path, monkeypatch):
     suite = toy_suite(BEYOND_GREEDY)
     learner = Learner(suite, SMALL, seed=0)
     assert makespans(CostGreedy(), suite) == makespans(learner.solver(), suite) == [7, 7, 7]
-    progress = train(learner, tmp_path, Settings(iterations=15, validate_every=5))
+    progress = train(learner, tmp_path, Schedule(iterations=15, validate_every=5))
     assert progress.best == pytest.approx(6 / 7)
     assert makespans(cloning.load(tmp_path / "best.safetensors"), suite) == [6, 6, 6]
 

@@ -9,16 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard_gym import Constraints, Plan, Task, make_pool, simulators, suites
-from shard_gym.bank import Bank
-from shard_gym.env import ShardingEnv
+from shard_gym.envs.bank import Bank
 from shard_gym.errors import InfeasibleTask
-from shard_gym.plan import violations
-from shard_gym.random_plans import first_fit_decreasing, random_placements
+from shard_gym.plan.feasibility import first_fit_decreasing
+from shard_gym.plan.plan import violations
+from shard_gym.plan.random_plans import random_placements
+from shard_gym.plan.rules import Rules
 from shard_gym_agents import make, names, options
 from shard_gym_agents.learners import LEARNERS
-from shard_gym_agents.trained import shipped
+from shard_gym_agents.learners.trained import shipped
 from tests.env_helpers import split_env, tiny_env
-from tests.test_room import constrained, task_of
+from tests.test_placing import constrained, task_of
 from tests.vector_helpers import MODES, pair, play_alike, reset_alike
 
 KINDS = {
@@ -124,7 +125,7 @@ def followed(env, rng, **reset):
     (_, info), dead_end, over = env.reset(**reset), False, False
     while not over:
         legal = np.flatnonzero(info["action_mask"])
-        dead_end |= not env._state.room.legal(env._state.episode.order[env._state.position]).any()
+        dead_end |= not env._state.placing.legal(env._state.episode.nodes[env._state.position]).any()
         _, reward, over, _, info = env.step(rng.choice(legal))
     return dead_end, reward, info
 
@@ -132,7 +133,7 @@ def followed(env, rng, **reset):
 @settings(max_examples=100, deadline=None)
 @given(constrained(), st.integers(0, 10**6), st.sampled_from(["cost", "size", "given", "random"]))
 def test_whoever_follows_the_masks_ends_feasible(task, seed, order):
-    if ShardingEnv([task]).bank.prepared(task, ROOFLINE).room is None:
+    if not Rules.of(task).binding:
         return
     dead_end, _, info = followed(tiny_env(task, order=order), np.random.default_rng(seed), seed=seed)
     assert info["feasible"] == (not dead_end)
@@ -191,7 +192,7 @@ def test_many_environments_follow_the_same_masks(mode, split_action):
 @pytest.mark.parametrize("name", ["autoshard", "dreamshard", "dreamshard-planner", "ppo", "cloning"])
 def test_samples_of_policies_keep_constraints(name):
     pytest.importorskip("torch")
-    from shard_gym_agents import trained
+    from shard_gym_agents.learners import trained
 
     suite, files = suites.get(SERVING[name]), shipped(name)
     policy = trained._policy(name, files[suite.key], make(name, suite=suite.key).weights)

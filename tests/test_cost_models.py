@@ -5,15 +5,15 @@ import numpy as np
 import pytest
 import torch
 
-from shard_gym.cost_models import Weights, data, features, metrics
-from shard_gym.cost_models.fit import Settings, fit, main
-from shard_gym.cost_models.networks import ARCHITECTURES, WEIGHT_GRAIN, Ours, Published, make_network, on_grid
-from shard_gym.cost_models.torch_networks import OurNet, PublishedNet
 from shard_gym.errors import CorruptFile, InvalidPool, UnknownName
-from shard_gym.measurements import Measurements
+from shard_gym.measuring import predictors
+from shard_gym.measuring.fit import OurNet, PublishedNet, Settings, fit, main
+from shard_gym.measuring.measurements import Measurements
+from shard_gym.simulators import features
 from shard_gym.simulators.learned import Learned
-from shard_gym.tables import make_pool
-from shard_gym.traces import trace
+from shard_gym.simulators.networks import ARCHITECTURES, WEIGHT_GRAIN, Ours, Published, Weights, make_network, on_grid
+from shard_gym.tables.pool import make_pool
+from shard_gym.tables.traces import trace
 from tests.cost_model_helpers import BATCH, made_up
 
 QUICK = Settings(epochs=3)
@@ -30,7 +30,7 @@ def fitted(request, measured):
 
 
 def test_errors_by_hand():
-    found = metrics.errors(np.array([1.0, 3.0, 3.0]), np.array([1.0, 2.0, 4.0]))
+    found = predictors.errors(np.array([1.0, 3.0, 3.0]), np.array([1.0, 2.0, 4.0]))
     assert found["mae_ms"] == pytest.approx(2 / 3) and found["mse_ms2"] == pytest.approx(2 / 3)
     assert found["mape"] == pytest.approx(0.25) and found["bias"] == pytest.approx(0.25 / 3)
     assert found["spearman"] == pytest.approx(np.corrcoef([1, 2.5, 2.5], [1, 2, 3])[0, 1])
@@ -38,18 +38,18 @@ def test_errors_by_hand():
 
 def test_rank_correlation_sees_order_only():
     a = np.array([3.0, 1.0, 2.0])
-    assert metrics.spearman(a, np.exp(a)) == pytest.approx(1) and metrics.spearman(a, -a) == pytest.approx(-1)
-    assert metrics.spearman(a, np.ones(3)) == 0
+    assert predictors.spearman(a, np.exp(a)) == pytest.approx(1) and predictors.spearman(a, -a) == pytest.approx(-1)
+    assert predictors.spearman(a, np.ones(3)) == 0
 
 
 def test_coverage_by_hand():
     one = np.ones(4)
-    assert metrics.coverage(one, one, np.array([1.0, 2.6, 2.7, -0.6])) == 0.75
+    assert predictors.coverage(one, one, np.array([1.0, 2.6, 2.7, -0.6])) == 0.75
 
 
 def test_a_smaller_batch_touches_as_many_rows_as_its_trace():
     pool = make_pool(rows=[50_000, 300], pooling=[2.0, 5.0], reference_batch=8192)
-    work = features.work(pool, 1024)
+    work = features.work(pool, 1024, features.Caches())
     distinct = 2.0 ** work.inputs[:, features.INPUTS.index("distinct")] - 1
     drawn = [len(np.unique(trace(pool, t, 1024)[0])) for t in range(2)]
     assert distinct == pytest.approx(drawn, rel=0.05)
@@ -57,17 +57,17 @@ def test_a_smaller_batch_touches_as_many_rows_as_its_trace():
 
 
 def test_tables_without_lookups_have_finite_inputs():
-    work = features.work(make_pool(rows=[1, 10], pooling=[0.0, 0.0]), BATCH)
+    work = features.work(make_pool(rows=[1, 10], pooling=[0.0, 0.0]), BATCH, features.Caches())
     assert np.isfinite(work.inputs).all() and (work.unit == 1).all()
 
 
 def test_folds_hold_out_tables_whatever_their_dim(measured):
-    shards = data.shards_of(measured)
+    shards = predictors.shards_of(measured)
     fold = shards.folds(0)[3]
     inside, outside = (set(shards.origin[np.isin(shards.shard, np.flatnonzero(f))]) for f in (fold, ~fold))
     assert fold.any() and not fold.all()
     held = inside - outside
-    assert len(held) >= len(np.unique(shards.origin)) // (2 * data.FOLDS)
+    assert len(held) >= len(np.unique(shards.origin)) // (2 * predictors.FOLDS)
     assert (shards.sums(np.ones((len(shards.tables), 1)))[:, 0] == measured.tables_per_shard).all()
 
 
@@ -75,7 +75,7 @@ def test_folds_hold_out_tables_whatever_their_dim(measured):
 def test_numpy_and_torch_agree(architecture, measured):
     """Before any fit and with float32 sums; what remains is the rounding of weights and activations."""
     torch.manual_seed(0)
-    shards = data.shards_of(measured)
+    shards = predictors.shards_of(measured)
     made = ARCHITECTURES[architecture]
     net = OurNet(shards, architecture) if made is Ours else PublishedNet(shards, made)
     rows = torch.from_numpy(shards.row)
@@ -120,19 +120,19 @@ def test_fits_are_deterministic(fitted, measured):
 
 def test_a_fit_learns_and_beats_the_published_net():
     train, unseen = made_up(1200), made_up(300, seed=1, pool="metasyn_1_856")
-    shards, mape = data.shards_of(unseen), {}
+    shards, mape = predictors.shards_of(unseen), {}
     for architecture, epochs in (("ours", 40), ("autoshard", 40)):
         weights = fit(train, architecture, settings=Settings(epochs=epochs))
         network = make_network(weights)
         predicted = network.decode(shards.sums(on_grid(network.embed(shards.tables, BATCH))))[:2].sum(axis=0)
-        mape[architecture] = metrics.errors(predicted, unseen.total_ms)["mape"]
+        mape[architecture] = predictors.errors(predicted, unseen.total_ms)["mape"]
         assert weights.card["shards"] == 1200 and weights.card["batch"] == BATCH
     assert mape["ours"] < 0.07 < mape["autoshard"]
 
 
 def test_left_out_features_do_not_matter(measured):
     network = make_network(fit(measured, "autoshard", settings=QUICK, without="pooling"))
-    tables = data.shards_of(measured).tables
+    tables = predictors.shards_of(measured).tables
     other = tables.with_(pooling=tables.pooling * 1.5)
     assert (network.embed(tables, BATCH) == network.embed(other, BATCH)).all()
     assert (network.embed(tables, BATCH) != network.embed(tables.with_(dim=tables.dim * 2), BATCH)).any()
@@ -210,7 +210,7 @@ def shuffled(tensors: dict[str, np.ndarray], head: str, units: np.ndarray) -> di
 def test_products_are_exact_so_that_their_order_does_not_matter(measured):
     """What bit-equality in any batch rests on, whatever BLAS does; weights off the grid would break it."""
     weights = fit(measured, "autoshard", settings=QUICK)
-    shards, units = data.shards_of(measured), np.random.default_rng(0).permutation(64)
+    shards, units = predictors.shards_of(measured), np.random.default_rng(0).permutation(64)
     off_grid = {k: v * (1 + 1e-7) if k.startswith("forward/1/w") else v for k, v in weights.tensors.items()}
     same = []
     for tensors in (weights.tensors, off_grid):

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shard_gym.dlrm_datasets import ROWS_MAX, _Lookups, read_pool, read_traces
 from shard_gym.errors import CorruptFile, InvalidPool, MissingDependency
-from shard_gym.tables import NUM_BINS, make_pool
-from shard_gym.traces import trace
+from shard_gym.tables.dlrm_datasets import ROWS_MAX, _Lookups, read_pool, read_traces
+from shard_gym.tables.pool import NUM_BINS, make_pool
+from shard_gym.tables.traces import trace
 
 torch = pytest.importorskip("torch")
 
@@ -259,7 +259,7 @@ def test_without_torch_says_what_to_install(tmp_path, monkeypatch):
 MEASURE = """
 import sys
 import torch
-from shard_gym.dlrm_datasets import read_pool
+from shard_gym.tables.dlrm_datasets import read_pool
 
 def kilobytes(field):
     with open("/proc/self/status") as status:

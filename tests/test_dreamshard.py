@@ -7,26 +7,27 @@ from hypothesis import strategies as st
 
 from shard_gym import Task, make_pool, simulators, suites
 from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidTask, UnknownName
-from shard_gym.evaluate import run, score
-from shard_gym.memory import device_bytes
+from shard_gym.memory.usage import device_bytes
+from shard_gym.results.evaluate import run, score
 from tests.env_helpers import PoolingMs
 
 torch = pytest.importorskip("torch")
-from shard_gym_agents.learners import boards  # noqa: E402
-from shard_gym_agents.learners.ablations import GROUPS, without  # noqa: E402
-from shard_gym_agents.learners.boards import Board  # noqa: E402
-from shard_gym_agents.learners.checkpoints import save_tensors  # noqa: E402
+from shard_gym_agents.learners import rollouts  # noqa: E402
 from shard_gym_agents.learners.dreamshard import (  # noqa: E402
     Config,
+    CostNet,
     DreamShard,
     Learner,
+    Nets,
+    composed,
     cost_loss,
     load,
     log_policy,
     play,
     worth,
 )
-from shard_gym_agents.learners.dreamshard_networks import CostNet, Nets, composed  # noqa: E402
+from shard_gym_agents.learners.learner import save_tensors  # noqa: E402
+from shard_gym_agents.learners.rollouts import GROUPS, TaskTensors, without  # noqa: E402
 from tests.learner_helpers import assert_reproducible  # noqa: E402
 
 SCALING = np.stack([np.zeros(21), np.ones(21)])
@@ -49,6 +50,7 @@ class ToySuite:
     loads: tuple = ((1, 2, 3, 4, 5, 5), (5, 4, 3, 3, 3, 2), (4, 3, 3, 2, 2, 2))
     best: tuple = (10, 10, 8)
     objective: str = "kernel"
+    order: str = "cost"
 
     def tasks(self, split):
         return tuple(toy(load) for load in self.loads)
@@ -59,7 +61,7 @@ class ToySuite:
 
 @pytest.fixture
 def suite(monkeypatch):
-    monkeypatch.setitem(simulators._BUILDERS, "pooling-ms", PoolingMs)
+    monkeypatch.setitem(simulators.SIMULATORS, "pooling-ms", PoolingMs)
     return ToySuite()
 
 
@@ -87,7 +89,9 @@ def test_it_learns_the_best_plans_of_a_toy(suite, head):
 
 
 def test_with_the_sign_of_rewards_flipped_it_learns_the_worst(suite, monkeypatch):
-    monkeypatch.setattr(boards, "advantages", lambda rewards, divide, right=boards.advantages: -right(rewards, divide))
+    monkeypatch.setattr(
+        rollouts, "advantages", lambda rewards, divide, right=rollouts.advantages: -right(rewards, divide)
+    )
     learner = Learner(suite, SMALL, seed=0)
     assert relative(learner.solver(), suite) < 1.3
     for _ in range(SMALL.horizon // 2):
@@ -107,15 +111,15 @@ def test_the_cost_loss_by_hand():
         "phases": torch.tensor([[[1.0, 2.0, 5.0], [0.0, 2.0, 3.0]]]),
         "makespan": torch.tensor([10.0]),
     }
-    loss = cost_loss(cost, Board.of([toy([1, 2])], SCALING), plans)
+    loss = cost_loss(cost, TaskTensors.of([toy([1, 2])], SCALING), plans)
     assert loss.item() == 2**2 + 1**2 + 3**2
     slow = toy([1, 2], speed=(1.0, 0.5))  # a device of half the speed: forward 2, comm 2, backward 6
     plans["phases"] = torch.tensor([[[1.0, 2.0, 3.0], [2.0, 2.0, 6.0]]])
-    assert cost_loss(cost, Board.of([slow], SCALING), plans).item() == 3**2
+    assert cost_loss(cost, TaskTensors.of([slow], SCALING), plans).item() == 3**2
 
 
 def test_sums_of_tables_are_what_the_heads_see():
-    nets, board = fresh(), Board.of([toy([1, 2, 3])], SCALING)
+    nets, board = fresh(), TaskTensors.of([toy([1, 2, 3])], SCALING)
     tables = nets.cost.table(board.features)[0]
     sums = torch.stack([tables[0] + tables[2], tables[1]])
     phases, makespan = nets.cost.phases(sums, board.slowness[0]), nets.cost.makespan(sums, board.slowness[0])
@@ -127,27 +131,27 @@ def test_sums_of_tables_are_what_the_heads_see():
 
 def test_the_baseline_by_hand():
     rewards = torch.tensor([[-1.0, -3.0], [-10.0, -10.0]])
-    assert boards.advantages(rewards, divide=False).tolist() == [[1, -1], [0, 0]]
+    assert rollouts.advantages(rewards, divide=False).tolist() == [[1, -1], [0, 0]]
     half = 2**-0.5  # the deviation of -1 and -3 is sqrt(2)
-    assert boards.advantages(rewards, divide=True).flatten().tolist() == pytest.approx([half, -half, 0, 0])
+    assert rollouts.advantages(rewards, divide=True).flatten().tolist() == pytest.approx([half, -half, 0, 0])
 
 
 def test_the_policy_loss_by_hand():
     log = torch.log(torch.tensor([[[0.25, 0.75], [0.5, 0.5]], [[0.5, 0.5], [0.1, 0.9]]]))
     actions, real = torch.tensor([[0, 1], [1, 0]]), torch.tensor([[1.0, 1.0], [1.0, 0.0]])
-    loss = boards.reinforce_loss(log, actions, torch.tensor([2.0, -1.0]), real, entropy=0.1)
+    loss = rollouts.reinforce_loss(log, actions, torch.tensor([2.0, -1.0]), real, entropy=0.1)
     taken = [-2 * (np.log(0.25) + np.log(0.5)), np.log(0.5)]  # the last step is padding
     entropies = [-0.25 * np.log(0.25) - 0.75 * np.log(0.75) + np.log(2), np.log(2)]
     assert loss.item() == pytest.approx(np.mean(taken) - 0.1 * np.mean(entropies))
 
 
 def test_the_loss_sees_the_policy_that_drew_and_its_masks():
-    board = Board.of([toy([5, 4, 3, 2, 1], devices=3, room=2), toy([1, 2], devices=3, room=2)], SCALING)
+    board = TaskTensors.of([toy([5, 4, 3, 2, 1], devices=3, room=2), toy([1, 2], devices=3, room=2)], SCALING)
     nets = fresh()
     played = play(nets, board, 0, None)
     log = log_policy(nets.policy, played)
-    assert torch.equal(log.argmax(-1)[0], played.actions[0])
-    assert not played.legal[0].all() and (log[~played.legal] < -1e8).all()
+    assert torch.equal(log.argmax(-1)[0], played.rollout.actions[0])
+    assert not played.rollout.legal[0].all() and (log[~played.rollout.legal] < -1e8).all()
     assert torch.allclose(log.exp().sum(-1), torch.ones(2, 5))
 
 
@@ -158,18 +162,19 @@ def test_phases_add_up_to_the_makespan_of_the_objective():
 
 
 def test_no_device_is_drawn_that_has_no_room():
-    board = Board.of([toy([1] * 6, devices=3, room=2)], SCALING).take(torch.zeros(50, dtype=torch.int64))
+    board = TaskTensors.of([toy([1] * 6, devices=3, room=2)], SCALING).take(torch.zeros(50, dtype=torch.int64))
     played = play(fresh(), board, 0, torch.Generator().manual_seed(0))
-    assert (played.free >= 0).all()
-    assert len(played.actions.unique(dim=0)) > 10  # of the 90 there are
+    assert (played.rollout.placing.free >= 0).all()
+    assert len(played.rollout.actions.unique(dim=0)) > 10  # of the 90 there are
 
 
 def test_where_nothing_fits_all_devices_count_and_the_reward_is_below_every_feasible_one():
     tasks = [toy([1] * 5, room=2), toy([1] * 5, room=9)]
     nets = fresh()
-    played = play(nets, Board.of(tasks, SCALING), 0, None)
-    assert played.legal[0, 4].tolist() == [True, True]
-    everywhere = replace(played, board=played.board.take(torch.tensor([1, 1])), free=played.free[[1, 1]])
+    played = play(nets, TaskTensors.of(tasks, SCALING), 0, None)
+    assert played.rollout.legal[0, 4].tolist() == [True, True]
+    rollout = play(nets, TaskTensors.of([tasks[1]] * 2, SCALING), 0, None).rollout
+    everywhere = replace(played, tasks=played.tasks.take(torch.tensor([1, 1])), rollout=rollout)
     for objective in ("", "kernel", "iteration"):  # the head for whole plans, or phases
         assert worth(nets.cost, played, objective)[0] < worth(nets.cost, everywhere, objective).min()
 
@@ -202,9 +207,8 @@ def test_numbers_of_devices_do_not_matter(seed, shuffle):
 
 def test_tasks_side_by_side_are_planned_as_alone():
     tasks, nets = [toy([3, 1, 2]), toy([5, 4, 3, 2, 1, 1]), toy([2, 2])], fresh()
-    played = play(nets, Board.of(tasks, SCALING), 0, None)
-    placement = boards.to_table_order(played.order, played.actions)
-    for task, together in zip(tasks, placement.tolist(), strict=True):
+    played = play(nets, TaskTensors.of(tasks, SCALING), 0, None)
+    for task, together in zip(tasks, played.rollout.devices().tolist(), strict=True):
         assert tuple(together[: task.num_tables]) == DreamShard(nets)(task, None).device
 
 
@@ -280,7 +284,7 @@ def test_damaged_and_other_files_are_refused(tmp_path):
     with pytest.raises(CorruptFile, match="damaged"):
         load(path)
     save_tensors(path, {"x": torch.zeros(3)}, {"kind": "dreamshard"})
-    with pytest.raises(CorruptFile, match="other networks"):
+    with pytest.raises(CorruptFile, match="another network"):
         load(path)
 
 
@@ -296,17 +300,17 @@ def test_networks_go_without_the_features_that_are_dropped(suite, tmp_path):
     assert all(map(np.isfinite, told.values()))
     learner.solver().save(tmp_path / "policy.safetensors")
     for solver, blind in ((load(tmp_path / "policy.safetensors"), True), (unlike.solver(), False)):
-        boarded = [
-            Board.of([Task(with_rows(rows), (10**9,) * 2)], solver.nets.scaling.numpy())
+        shown = [
+            TaskTensors.of([Task(with_rows(rows), (10**9,) * 2)], solver.nets.scaling.numpy())
             for rows in ([100] * 4, [10, 400, 20, 90])
         ]
-        seen, other = (board.features[..., :3] for board in boarded)  # sizes and uses tell of rows, too
+        seen, other = (tasks.features[..., :3] for tasks in shown)  # sizes and uses tell of rows, too
         assert torch.allclose(seen, other, atol=1e-20) == blind and seen.isfinite().all()
 
 
 def test_beyond_the_training_tables_features_count_as_at_the_edge(suite):
     solver = Learner(suite, SMALL, seed=0).solver()  # trained on poolings of 1 to 5
-    far, edge = (solver._board(toy([3, pooling, 0.5])) for pooling in (50, 5))
+    far, edge = (solver.tensors(toy([3, pooling, 0.5])) for pooling in (50, 5))
     assert far.features[0, :, 2].tolist() == edge.features[0, :, 2].tolist() == [0, 1, -1]
 
 
@@ -331,9 +335,9 @@ def test_a_policy_without_costs_sees_none_also_when_it_is_loaded(tmp_path):
 
 def test_orders_by_hand():
     costs, size = torch.tensor([1.0, 2.0, 3.0, 0.0]), torch.tensor([4, 0, 2, 0])  # means 1.5 of both
-    assert boards.leaning(costs, size, 0).tolist() == pytest.approx([2 / 3, 4 / 3, 2, 0])
-    assert boards.leaning(costs, size, 0.5).tolist() == pytest.approx([4 / 3, 4 / 3, 2, 0])
-    assert boards.leaning(costs, size, np.inf).tolist() == pytest.approx([8 / 3, 0, 4 / 3, 0])
+    assert rollouts.leaning(costs, size, 0).tolist() == pytest.approx([2 / 3, 4 / 3, 2, 0])
+    assert rollouts.leaning(costs, size, 0.5).tolist() == pytest.approx([4 / 3, 4 / 3, 2, 0])
+    assert rollouts.leaning(costs, size, np.inf).tolist() == pytest.approx([8 / 3, 0, 4 / 3, 0])
 
 
 def test_a_dead_end_of_cost_order_is_tried_again_in_others():
@@ -344,7 +348,7 @@ def test_a_dead_end_of_cost_order_is_tried_again_in_others():
     for seed in range(10):
         plan = DreamShard(fresh(seed))(task, None)
         assert (device_bytes(task, np.array(plan.device)) <= task.capacity).all()
-        dead_ends += bool((play(fresh(seed), Board.of([task], SCALING), 0, None).free < 0).any())
+        dead_ends += bool((play(fresh(seed), TaskTensors.of([task], SCALING), 0, None).rollout.placing.free < 0).any())
     assert dead_ends
 
 

@@ -7,23 +7,25 @@ from hypothesis import strategies as st
 
 from shard_gym import Task, make_pool, simulators, suites
 from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidTask, SimulatorError
-from shard_gym.evaluate import run, score
-from shard_gym.memory import device_bytes
-from shard_gym_agents.greedy import CostGreedy, costs_with
+from shard_gym.memory.usage import device_bytes
+from shard_gym.results.evaluate import run, score
+from shard_gym_agents.solvers.greedy import CostGreedy, costs_with
 from tests.env_helpers import PoolingMs
 
 torch = pytest.importorskip("torch")
-from shard_gym_agents.learners.checkpoints import save_tensors  # noqa: E402
-from shard_gym_agents.learners.dreamshard_costed import FEATURES, Costed, Devices  # noqa: E402
 from shard_gym_agents.learners.dreamshard_planner import (  # noqa: E402
+    FEATURES,
     Config,
+    Costed,
     DreamShardPlanner,
+    Forecast,
     Learner,
     Net,
     load,
     log_policy,
     play,
 )
+from shard_gym_agents.learners.learner import save_tensors  # noqa: E402
 from tests.learner_helpers import assert_reproducible  # noqa: E402
 from tests.test_dreamshard import SCALING, ToySuite, relative, toy  # noqa: E402
 
@@ -43,7 +45,7 @@ class Planned:
 
 @pytest.fixture
 def suite(monkeypatch):
-    monkeypatch.setitem(simulators._BUILDERS, "pooling-ms", PoolingMs)
+    monkeypatch.setitem(simulators.SIMULATORS, "pooling-ms", PoolingMs)
     return ToySuite()
 
 
@@ -82,12 +84,12 @@ def test_before_training_it_is_cost_greedy(key):
 def test_costs_with_the_next_table_are_those_of_whole_plans(key):
     suite = suites.get(key)
     planner, task, rng = simulators.make(suite.planner), suite.tasks("val")[0], np.random.default_rng(0)
-    state = Devices(costed([task, task], planner), planner)
-    order, k = state.costed.order[0], task.num_devices
+    state = Forecast(costed([task, task], planner), planner)
+    order, k = state.rows[0], task.num_devices
     plans = np.full((2, task.num_tables), -1)
     for step in range(12):
-        seen, _ = state.look(step)
-        cost, places = state.next_cost, np.argsort(state.shown)
+        seen = state.look(step)
+        cost, places = state.next_cost, np.argsort(state.seen)
         for i, d in ((0, 1), (1, k - 1)):
             tried = plans[i].copy()
             tried[order[step]] = d
@@ -97,20 +99,22 @@ def test_costs_with_the_next_table_are_those_of_whole_plans(key):
             whole = state.costs_with(step)[i, d]
             assert whole[1] == latency.makespan(task.objective)
             assert whole[0] == cost[i, d] == latency.cost(task.objective)[d]
-        table = state.costed.tables[0, step]
-        assert np.array_equal(cost[0], costs_with(task, planner, state.sums[0], table))
+        table = state.placing.options.vector[order[step], 0]
+        assert np.array_equal(cost[0], costs_with(task, planner, state.placing.sums[0], table))
         chosen = rng.integers(k, size=2)
-        state.place(step, chosen)
-        plans[[0, 1], order[step]] = state.shown[chosen]
-    assert np.array_equal(state.free, task.capacity - device_bytes(task, plans))
+        state.take(chosen)
+        state.placing.place(state.rows[:, step], state.seen[chosen])
+        plans[[0, 1], order[step]] = state.seen[chosen]
+    assert np.array_equal(state.placing.free, task.capacity - device_bytes(task, plans))
 
 
 def test_what_is_seen_by_hand():
     """Tables of 6, 3 and 3 ms on two devices, each with room for two; the first is placed on device 0."""
-    state = Devices(costed([toy([3, 6, 3], room=2)]), PoolingMs())
+    state = Forecast(costed([toy([3, 6, 3], room=2)]), PoolingMs())
     state.look(0)
-    state.place(0, np.array([0]))
-    seen, legal = state.look(1)
+    state.take(np.array([0]))
+    state.placing.place(state.rows[:, 0], state.seen[[0]])
+    seen, legal = state.look(1), state.placing.legal(state.rows[:, 1])
     named = dict(zip(FEATURES, seen[0].T.tolist(), strict=True))
     assert state.costed.unit.tolist() == [6] and state.next_cost.tolist() == [[9, 3]] and legal.all()
     assert named["cost"] == [1.5, 0.5] and named["cost_excess"] == [10, 0]
@@ -126,8 +130,8 @@ def test_the_loss_sees_the_policy_that_drew_and_its_masks():
     net, board = fresh(random=True), costed(tasks)
     played = play(net, board, PoolingMs(), None)
     log = log_policy(net, board, played)
-    assert torch.equal(log.argmax(-1)[board.real > 0], played.actions[board.real > 0])
-    assert not played.legal[0].all() and (log[~played.legal] < -1e8).all()
+    assert torch.equal(log.argmax(-1)[board.tasks.real > 0], played.rollout.actions[board.tasks.real > 0])
+    assert not played.rollout.legal[0].all() and (log[~played.rollout.legal] < -1e8).all()
 
 
 def test_tasks_side_by_side_are_planned_as_alone():
@@ -135,11 +139,11 @@ def test_tasks_side_by_side_are_planned_as_alone():
     board = costed(tasks)
     played = play(net, board, PoolingMs(), None)
     for i, task in enumerate(tasks):
-        n, placement = task.num_tables, np.empty(task.num_tables, int)
-        placement[board.order[i, :n]] = played.actions[i, :n]
+        placement = played.rollout.devices()[i, : task.num_tables]
         assert tuple(placement.tolist()) == DreamShardPlanner(net)(task, PoolingMs()).device
         assert (
-            played.devices.makespan()[i] == score(task, DreamShardPlanner(net)(task, PoolingMs()), PoolingMs()).makespan
+            played.forecast.makespan()[i]
+            == score(task, DreamShardPlanner(net)(task, PoolingMs()), PoolingMs()).makespan
         )
 
 
@@ -170,8 +174,8 @@ def test_training_orders_lean_to_size_where_cost_greedy_finds_no_room(monkeypatc
     dead_end = Task(make_pool(rows=[100, 100, 200], dim=16, pooling=[3, 2, 1]), memory=(6400, 6400))
     monkeypatch.setattr(ToySuite, "tasks", lambda self, split: (toy([3, 2, 1], room=2), dead_end))
     learner = Learner(suite, SMALL, seed=0)
-    assert learner.costed.order.tolist()[0] == [0, 1, 2]
-    assert learner.costed.order.tolist()[1] == [0, 2, 1]  # by the bytes of the large one as much as by costs
+    assert learner.costed.tasks.row.tolist()[0] == [0, 1, 2]
+    assert learner.costed.tasks.row.tolist()[1] == [3, 5, 4]  # by the bytes of the large one as much as by costs
     plan = learner.solver()(dead_end, PoolingMs())
     assert (device_bytes(dead_end, np.array(plan.device)) <= dead_end.capacity).all()
 

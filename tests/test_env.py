@@ -8,13 +8,13 @@ from gymnasium.wrappers import FlattenObservation
 
 import shard_gym
 from shard_gym import suites
-from shard_gym.bank import Bank
-from shard_gym.env import ShardingEnv
-from shard_gym.episodes import task_index
+from shard_gym.envs.bank import Bank
+from shard_gym.envs.env import ShardingEnv
+from shard_gym.envs.episodes import task_index
+from shard_gym.envs.observations import OBSERVATIONS
 from shard_gym.errors import InvalidTask
-from shard_gym.observations import OBSERVATIONS
-from shard_gym.plan import Plan
-from shard_gym.tasks import Constraints, Task
+from shard_gym.plan.plan import Plan
+from shard_gym.task.task import Constraints, Task
 from tests.env_helpers import TABLE_BYTES, PoolingMs, play, play_where_it_fits, tiny_env, tiny_task
 
 # the checkers would rather have bounds, which standardised features do not have, and flat arrays

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 
 from shard_gym import simulators, suites
-from shard_gym.env import ShardingEnv
-from shard_gym.episodes import single_costs
+from shard_gym.envs.env import ShardingEnv
+from shard_gym.envs.episodes import single_costs
+from shard_gym.envs.vector_env import ShardingVectorEnv
 from shard_gym.simulators import base
-from shard_gym.vector_env import ShardingVectorEnv
-from shard_gym_agents.greedy import CostGreedy
+from shard_gym_agents.solvers.greedy import CostGreedy
 from tests.env_helpers import TABLE_BYTES, PoolingMs, play, split_env, tiny_env, tiny_task
 from tests.test_env_properties import lenient, seeds, tasks
 from tests.test_split_env import SPLIT, ColumnsMs, columns

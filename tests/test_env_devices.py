@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from shard_gym import make_pool, simulators, suites
-from shard_gym.env import ShardingEnv
-from shard_gym.links import Links
-from shard_gym.tasks import Task
+from shard_gym.envs.env import ShardingEnv
+from shard_gym.task.links import Links
+from shard_gym.task.task import Task
 from tests.env_helpers import TABLE_BYTES, play, split_env, tiny_env, tiny_task
 
 

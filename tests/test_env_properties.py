@@ -6,13 +6,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shard_gym import make_pool, simulators
-from shard_gym.env import ShardingEnv
-from shard_gym.episodes import hashed, shuffled, task_index
-from shard_gym.links import Links
-from shard_gym.memory import device_bytes, table_bytes
-from shard_gym.observations import OBSERVATIONS
+from shard_gym.envs.env import ShardingEnv
+from shard_gym.envs.episodes import hashed, shuffled, task_index
+from shard_gym.envs.observations import OBSERVATIONS
+from shard_gym.memory.usage import device_bytes, table_bytes
 from shard_gym.simulators import FastSimulator, Latency
-from shard_gym.tasks import Task
+from shard_gym.task.links import Links
+from shard_gym.task.task import Task
 
 FLAT = Links(port=1e7, latency_ms=0.1)
 ROOFLINE = simulators.make(simulators.DEFAULT)

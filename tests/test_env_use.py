@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from shard_gym import suites
-from shard_gym.env import BadAction, NoEpisode, ShardingEnv
-from shard_gym.episodes import task_index
+from shard_gym.envs.env import BadAction, NoEpisode, ShardingEnv
+from shard_gym.envs.episodes import task_index
 from shard_gym.errors import InvalidTask, ShardGymError, UnknownName
-from shard_gym.tasks import Task
+from shard_gym.task.task import Task
 from tests.env_helpers import PoolingMs, Slow, play, play_where_it_fits, tiny_env, tiny_task
 
 
@@ -51,7 +51,7 @@ def test_an_environment_never_seeded_draws_a_seed():
 
 TRAJECTORY = """
 import hashlib, numpy as np
-from shard_gym.env import ShardingEnv
+from shard_gym.envs.env import ShardingEnv
 env, digest = ShardingEnv("core-60x4", observation="full", reward="dense", order={order!r}), hashlib.sha256()
 actions = np.random.default_rng(0).integers(4, size=120)
 shown, _ = env.reset(seed=11)

@@ -8,12 +8,13 @@ import pytest
 
 from shard_gym import simulators, suites
 from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidPlan, SimulatorError, UnknownName
-from shard_gym.evaluate import Score, evaluate, judged, replay, run, score, template
-from shard_gym.plan import Plan
-from shard_gym.results import append_result, read_results, recover_results, write_results
+from shard_gym.plan.plan import Plan
+from shard_gym.records import ledger
+from shard_gym.results.evaluate import Score, evaluate, judged, replay, run, score, template
+from shard_gym.results.results import Result, read_results, write_results
 from shard_gym.simulators import FastSimulator, Latency
-from shard_gym.tables import make_pool
-from shard_gym.tasks import Constraints, Task
+from shard_gym.tables.pool import make_pool
+from shard_gym.task.task import Constraints, Task
 
 
 class Unit(FastSimulator):
@@ -282,18 +283,18 @@ def test_appended_results_outlive_a_line_that_broke_off(tmp_path):
     path = tmp_path / "partial" / "r.jsonl"
     results = some_results()
     for result in results:
-        append_result(path, result)
+        ledger.append(path, result.to_json())
     path.write_bytes(path.read_bytes()[:-10])
-    assert recover_results(path) == results[:2]
-    append_result(path, results[2])
-    assert recover_results(path) == results
-    assert recover_results(tmp_path / "nothing.jsonl") == []
+    assert ledger.read(path, Result.from_json) == results[:2]
+    ledger.append(path, results[2].to_json())
+    assert ledger.read(path, Result.from_json) == results
+    assert ledger.read(tmp_path / "nothing.jsonl", Result.from_json) == []
 
 
 def test_recovery_refuses_a_changed_line(tmp_path):
     for result in some_results(2):
-        append_result(tmp_path / "r.jsonl", result)
+        ledger.append(tmp_path / "r.jsonl", result.to_json())
     text = (tmp_path / "r.jsonl").read_text()
     (tmp_path / "r.jsonl").write_text(text.replace('"seed": 3', '"seed": 4', 1))
     with pytest.raises(CorruptFile, match="line 1"):
-        recover_results(tmp_path / "r.jsonl")
+        ledger.read(tmp_path / "r.jsonl", Result.from_json)

@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 
 from shard_gym import Constraints, Plan, Task, make_pool, simulators, suites
 from shard_gym.errors import InfeasibleTask, InvalidTask, MissingDependency, UnknownName
-from shard_gym.evaluate import score
-from shard_gym.feasibility import disproof, quick
-from shard_gym.links import Links
-from shard_gym.memory import device_bytes, table_bytes
-from shard_gym.plan import violations
+from shard_gym.memory.usage import device_bytes, table_bytes
+from shard_gym.plan.feasibility import disproof, quick
+from shard_gym.plan.plan import violations
+from shard_gym.results.evaluate import score
 from shard_gym.simulators.base import counted
+from shard_gym.task.links import Links
 from shard_gym_agents import make
-from shard_gym_agents.exact import Milp, decide
-from shard_gym_agents.exact_models import Program, alike_devices
+from shard_gym_agents.search.exact import Milp, Program, alike_devices, decide
 from tests.env_helpers import PoolingMs
 from tests.test_bounds import WIRES, drawn_task
 

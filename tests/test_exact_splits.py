@@ -8,12 +8,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shard_gym import Constraints, Plan, Task, make_pool, simulators, suites
-from shard_gym.evaluate import score
-from shard_gym.memory import device_bytes, table_bytes
-from shard_gym.nodes import Nodes
-from shard_gym.plan import violations
-from shard_gym_agents.exact import Milp, decide
-from shard_gym_agents.milp import Model, OutOfTime
+from shard_gym.memory.usage import device_bytes, table_bytes
+from shard_gym.plan.nodes import Nodes
+from shard_gym.plan.plan import violations
+from shard_gym.results.evaluate import score
+from shard_gym_agents.search.exact import Milp, decide
+from shard_gym_agents.search.milp import Model, OutOfTime
 from tests.test_bounds import WIRES
 from tests.test_exact import sizes
 

@@ -1,5 +1,6 @@
 """The measured simulator: the operator computes what it should, and is timed as it should be."""
 
+import sys
 from importlib import metadata, util
 from itertools import islice, pairwise
 
@@ -8,13 +9,14 @@ import pytest
 
 from shard_gym import Task, make_pool
 from shard_gym.errors import InvalidPlan, MissingDependency, SimulatorError, UnknownName
-from shard_gym.links import Links
-from shard_gym.metasyn import load_metasyn
-from shard_gym.simulators import operator
-from shard_gym.simulators.fbgemm import Bench, Fbgemm, Settings, simulator_id
-from shard_gym.simulators.host import pinned
-from shard_gym.tables import GB
-from shard_gym.traces import draws, scatter, trace
+from shard_gym.measuring import operator
+from shard_gym.measuring.fbgemm import Bench, Fbgemm, Settings, simulator_id
+from shard_gym.measuring.host import LONGEST_HOLD_MS, TRIAL_CYCLES, Hold, hardware, pinned, versions
+from shard_gym.measuring.shards import draws
+from shard_gym.tables.metasyn import load_metasyn
+from shard_gym.tables.pool import GB
+from shard_gym.tables.traces import scatter, trace
+from shard_gym.task.links import Links
 
 needs_fbgemm = pytest.mark.skipif(util.find_spec("fbgemm_gpu") is None, reason="needs the extra [cpu] or [cuda]")
 SMALL = {"arena_gb": 0.01, "batch": 64}
@@ -131,7 +133,7 @@ def test_cold_runs_cost_visibly_more_than_warm_ones():
 def test_every_run_looks_up_fresh_ids_with_the_statistics_of_the_table():
     pool = load_metasyn().take([4]).with_(dim=[8])
     bench = Bench(Settings(batch=2_048, arena_gb=0.01))
-    sets = [(i.numpy(), o.numpy()) for i, o in islice(bench._index_sets(pool, np.random.default_rng(0)), 6)]
+    sets = [(i.numpy(), o.numpy()) for i, o in islice(bench.ids.sets(pool, np.random.default_rng(0)), 6)]
     expected = trace(pool, 0, 2_048)[0]
     for indices, offsets in sets:
         assert len(offsets) == 2_049 and offsets[-1] == len(indices)
@@ -162,6 +164,95 @@ def test_iteration_tasks_take_their_links_at_the_simulators_batch(tiny_task):
     np.testing.assert_allclose(simulator.latency(iteration, plan).backward_comm, expected)
     with pytest.raises(SimulatorError, match="give the task links"):
         simulator.latency(Task(tiny_task.tables, (GB,) * 3, objective="iteration"), plan)
+
+
+class Card:
+    """Properties of a GPU, by the names that torch has for them."""
+
+    name, major, minor, multi_processor_count = "Fake", 9, 0, 132
+    total_memory, L2_cache_size, shared_memory_per_multiprocessor = 150 * GB, 60 * 2**20, 228 * 2**10
+
+
+class Event:
+    """A mark in the queue of a GPU that needs 2 ms for everything; `passed` says where the GPU is."""
+
+    passed = False
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        pass
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, other):
+        return 2.0
+
+    def query(self):
+        return self.passed
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch):
+    """One GPU as far as fake tensors go: nothing runs, but every tensor has its size, type and device."""
+    torch = pytest.importorskip("torch")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    asleep = []
+    answers = {"is_available": True, "device_count": 1, "current_device": 0, "synchronize": None}
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Card)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (140 * GB, 150 * GB))
+    monkeypatch.setattr(torch._C, "_cuda_setDevice", lambda index: None, raising=False)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", asleep.append, raising=False)
+    installed, made = operator._fbgemm(str(torch.__version__), "cpu"), torch.tensor
+    monkeypatch.setattr(operator, "_fbgemm", lambda version, device: installed)
+
+    def tensor(data, dtype=None, device=None):  # fake tensors cannot copy values to a device that is not there
+        if device is None or torch.device(device).type == "cpu":
+            return made(data, dtype=dtype)
+        return torch.empty(np.shape(data), dtype=dtype or torch.float32, device=device)
+
+    monkeypatch.setattr(torch, "tensor", tensor)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield asleep
+
+
+@needs_fbgemm
+def test_a_gpus_operator_is_built_on_it_as_far_as_fake_tensors_go(fake_gpu, tables):
+    assert Bench(Settings(device="cuda")).device.index is None  # whichever is current
+    bench = Bench(Settings(device="cuda:0"))
+    assert bench.settings.batch == 65_536
+    assert bench.weights.bytes + bench.state.bytes == 104 * GB  # seven tenths of 150 GB, in steps of 8
+    assert bench._dirt.nbytes == 2 * Card.L2_cache_size and bench._dirt.device.type == "cuda"
+    op = bench.operator(tables)
+    assert {op.weights_dev.device.type, op.momentum1_dev.device.type, op.weights_offsets.device.type} == {"cuda"}
+    assert op.weights_dev.numel() == bench.weights.bytes // 2 and op.weights_host.numel() == 0
+    assert op.current_device.type == "cuda" and not op.use_cpu
+    with pytest.raises(SimulatorError, match=r"bytes asked, \d+ free on cuda:0: lower --arena-gb"):
+        Bench(Settings(device="cuda:0", arena_gb=600.0)).take_memory()
+    assert hardware("cuda:0")["l2_bytes"] == 132 * 228 * 2**10 and hardware("cuda:0")["capability"] == "9.0"
+
+
+@needs_fbgemm
+def test_a_gpus_queue_is_held_for_three_times_what_the_host_took(fake_gpu, monkeypatch):
+    now, start = [0.0], Event(enable_timing=True)
+    monkeypatch.setattr("shard_gym.measuring.host.time.perf_counter", lambda: now[0])
+    hold = Hold("cuda:0")
+    assert fake_gpu == [TRIAL_CYCLES] * 2  # the second took 2 ms, the first loads the kernel
+    hold.begin()
+    assert fake_gpu[-1] == TRIAL_CYCLES / 2 * hold.ms
+    now[0] += 9.0  # as a first run does, which loads kernels
+    assert not hold.late(start) and hold.ms == LONGEST_HOLD_MS
+    hold.begin()
+    now[0] += 4e-3
+    assert not hold.late(start) and hold.ms == pytest.approx(12.0)  # not for ever as long as after the first
+    start.passed = True  # whatever the host's clock says
+    assert hold.late(start)
 
 
 def test_ids_name_what_differs_from_the_defaults():
@@ -201,7 +292,7 @@ def installed(monkeypatch, versions):
 
 def test_missing_fbgemm_names_the_command(monkeypatch, fresh_lookup):
     def refuse(name):
-        raise OSError("libtorch_cuda.so: cannot open shared object file")
+        raise OSError("Could not load this library") from OSError("libtorch_cuda.so: cannot open shared object file")
 
     installed(monkeypatch, {})
     monkeypatch.setattr(operator.importlib, "import_module", refuse)
@@ -225,6 +316,20 @@ def test_a_build_for_another_torch_is_refused_before_it_loads(monkeypatch, fresh
         operator._fbgemm(torch, "cpu")
 
 
+def test_an_fbgemm_that_was_only_unpacked_says_what_it_is(monkeypatch, fresh_lookup):
+    class Unpacked:
+        __version__, __variant__ = "1.8.0", "cpu"
+
+    installed(monkeypatch, {})
+    monkeypatch.setattr(operator, "imported", lambda name, command: Unpacked)
+    with pytest.raises(MissingDependency, match=r"FBGEMM 1\.8\.0 was not built for torch 2\.11\.0"):
+        operator._fbgemm("2.11.0+cu130", "cuda")
+    with pytest.raises(MissingDependency, match="runs on CPUs only"):
+        operator._fbgemm("2.13.0+cu130", "cuda")
+    monkeypatch.setitem(sys.modules, "fbgemm_gpu", Unpacked)
+    assert versions()["fbgemm-gpu"] == "1.8.0"
+
+
 @needs_fbgemm
 def test_a_device_that_is_not_there_is_refused(monkeypatch):
     import torch
@@ -238,24 +343,91 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch):
         Bench(Settings(device="cuda:2"))
 
 
+@needs_fbgemm
 def test_draws_of_a_whole_reference_batch_have_exactly_the_tables_counts():
-    pool = load_metasyn()
-    ((ranks, offsets),) = draws(pool, 3, pool.reference_batch, 1)
-    expected = np.unique(trace(pool, 3)[0], return_counts=True)[1]
-    assert offsets[-1] == len(ranks) == pool.lookups[3]
+    pool = load_metasyn().take([3])
+    ((ranks, offsets),) = draws(pool, pool.reference_batch, 1, seed=0)
+    expected = np.unique(trace(pool, 0)[0], return_counts=True)[1]
+    assert offsets[-1] == len(ranks) == pool.lookups[0]
     np.testing.assert_array_equal(np.sort(np.bincount(ranks)), np.sort(expected))
 
 
+@needs_fbgemm
 def test_draws_share_no_sample_and_scatter_keeps_ids_apart(rng):
-    pool = load_metasyn()
-    parts = draws(pool, 7, 2_048, 4, seed=3)
-    assert [len(o) for _, o in parts] == [2_049] * 4
-    together = np.bincount(np.concatenate([r for r, _ in parts]), minlength=int(pool.distinct[7]))
-    full = np.bincount(draws(pool, 7, pool.reference_batch, 1)[0][0])
+    pool = load_metasyn().take([7])
+    parts = draws(pool, 2_048, 4, seed=3)
+    assert [len(o) for _, o in parts] == [2_049] * 4 and all(o[0] == 0 and o[-1] == len(r) for r, o in parts)
+    together = np.bincount(np.concatenate([r for r, _ in parts]), minlength=int(pool.distinct[0]))
+    full = np.bincount(draws(pool, pool.reference_batch, 1, seed=3)[0][0])
     assert len(together) == len(full) and (together <= full).all()
+    share = 4 * 2_048 / pool.reference_batch
+    assert together.sum() == pytest.approx(share * full.sum(), rel=0.03)
+    assert all((a[0] == b[0]).all() for a, b in zip(parts, draws(pool, 2_048, 4, seed=3), strict=True))
     for rows in (1, 2, 12, 1_000):
         step, shift = scatter(rng, rows)
         assert len(set((shift + step * np.arange(rows)) % rows)) == rows
+
+
+@needs_fbgemm
+def test_ids_of_many_tables_are_those_of_each(monkeypatch):
+    import torch
+
+    ids, pool = Bench(Settings(batch=64, arena_gb=0.01)).ids, load_metasyn().take([1, 2, 5])
+    drawn = [ids._drawn_of(pool, t) for t in range(3)]
+    one, other = np.random.default_rng(7), np.random.default_rng(7)
+    turn = int(other.integers(len(drawn[0])))
+    for indices, offsets in islice(ids.sets(pool, one), 5):
+        parts = [d[turn % len(d)] for d in drawn]
+        spread = [(scatter(other, int(rows)), int(rows)) for rows in pool.rows]
+        expected = [(r.long() * a + b) % rows for (r, _), ((a, b), rows) in zip(parts, spread, strict=True)]
+        assert torch.equal(indices, torch.cat(expected))
+        lengths = torch.cat([o.diff() for _, o in parts])
+        assert torch.equal(offsets.diff(), lengths) and offsets[0] == 0
+        turn += 1
+
+
+@needs_fbgemm
+def test_few_of_many_lookups_are_drawn_as_often_as_a_permutation_draws_them():
+    pool = load_metasyn().take([7])
+    full = np.bincount(draws(pool, pool.reference_batch, 1, seed=3)[0][0])
+    few = np.concatenate([draws(pool, 64, 4, seed=seed)[i][0] for seed in range(200) for i in range(4)])
+    drawn = np.bincount(few, minlength=len(full))
+    assert len(drawn) == len(full)
+    share = 200 * 256 / pool.reference_batch
+    assert drawn.sum() == pytest.approx(share * full.sum(), rel=0.02)
+    often = full > np.quantile(full, 0.99)
+    assert drawn[often].sum() == pytest.approx(share * full[often].sum(), rel=0.05)
+
+
+@needs_fbgemm
+def test_draws_are_kept_up_to_the_memory_for_them():
+    pool = load_metasyn()
+    ids = Bench(Settings(batch=64, arena_gb=0.01)).ids
+    sizes = [sum(part.nbytes for draw in ids._drawn_of(pool, t) for part in draw) for t in range(3)]
+    assert ids._held == sum(sizes) and len(ids._draws) == 3
+    ids.cache_bytes = sizes[2] + 1
+    ids._drawn_of(pool, 3)
+    assert len(ids._draws) == 1  # the last one always
+
+
+@needs_fbgemm
+def test_runs_that_the_host_was_late_for_are_done_again(tables):
+    bench, answers = Bench(Settings(**SMALL)), iter([True] * 6 + [False, True, False, False] + [False] * 30)
+    bench.hold.late = lambda start: next(answers)  # 5 warm-ups and a first run late, then another
+    assert bench.measure(tables).repeated == 2
+    bench.hold.late = lambda start: True
+    with pytest.raises(SimulatorError, match="fills the queue of cpu too slowly"):
+        bench.measure(tables)
+
+
+@needs_fbgemm
+def test_production_settings_round_and_check_as_the_library_does(tables):
+    bench = Bench(Settings(production=True, **SMALL))
+    op = bench.operator(tables)
+    assert op.stochastic_rounding and op.bounds_check_mode_int == 1  # WARNING
+    assert not Bench(Settings(**SMALL)).operator(tables).stochastic_rounding
+    assert bench.measure(tables).forward_ms > 0
+    assert simulator_id(bench.settings) == "fbgemm:cpu-b64-production"
 
 
 @needs_fbgemm

@@ -5,15 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from benchmarks import batches, decisions, fidelity, measured, pace
-from benchmarks.fidelity import Row, by_size, row
 from benchmarks.fits import Fits, fits
-from benchmarks.predictors import Predicted, baselines, by_simulator
+
+from benchmarks import RESULTS, batches, decisions, fidelity, pace
+from benchmarks.measured import Hardware
 from shard_gym import simulators, suites
-from shard_gym.cost_models.data import shards_of
 from shard_gym.errors import ShardGymError
-from shard_gym.repeats import MIN_SHARED, merged
+from shard_gym.measuring.predictors import Predicted, Row, baselines, by_simulator, by_size, row, shards_of
+from shard_gym.measuring.repeats import MIN_SHARED, merged
 from tests.cost_model_helpers import made_up
 
 
@@ -84,14 +83,15 @@ def test_decisions_are_looked_at_by_the_judge():
 
 def test_the_committed_page_is_made_of_committed_data():
     """Every file has a pace, no test or judge table was seen by the planner, and the predictions belong to the data."""
-    roles = {role: measured.load(role) for role in measured.ROLES}
+    cpu = Hardware()
+    roles = {role: cpu.load(role) for role in ("planner", "judge", "test")}
     pools = {role: set(m.pools) for role, m in roles.items()}
     assert not pools["planner"] & (pools["judge"] | pools["test"]) and not pools["judge"] & pools["test"]
-    fits = Fits(roles["planner"], merged(roles["test"]))
+    fits = Fits(roles["planner"], merged(roles["test"]), RESULTS / "fidelity.npz")
     shipped = by_simulator(simulators.make("learned:cpu-v1"))(shards_of(fits.unseen))
     assert fits.predicted("ours-0").ms == pytest.approx(shipped.ms, rel=1e-6)  # the planner is the first of our fits
     assert fidelity.main(["--json"]) == 0
-    page = (fidelity.RESULTS / "fidelity.md").read_text()
+    page = (RESULTS / "fidelity.md").read_text()
     assert page.startswith("# How true") and "From predicted to measured plans" in page
 
 
@@ -106,4 +106,4 @@ def test_growth_with_the_batch_by_hand(data):
     (found,) = batches.growth({1024: small, 2048: large})
     assert (found["batch"], found["of"], found["shards"]) == (2048, 1024, 80)
     assert found["ratio"] == pytest.approx(1.5) and found["spearman"] == pytest.approx(1)
-    assert "| 2,048 against 1,024 | 80 | 1.50 (1.50 .. 1.50) | 1.0000 |" in batches.markdown([found])
+    assert "| 2,048 against 1,024 | 80 | 1.50 (1.50 .. 1.50) | 1.0000 |" in batches.section([found])

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from examples import flexshard_lookup as example
-from shard_gym.bridge.launch import launch
 from shard_gym.errors import RankFailed
-from shard_gym.rowwise.curves import power_law
-from shard_gym.rowwise.tiers import RowTask, SequenceTable
-from shard_gym_agents.flexshard import Frontier
+from shard_gym.flexshard.curves import power_law
+from shard_gym.flexshard.tiers import RowTask, SequenceTable
+from shard_gym.torchrec.launch import launch
+from shard_gym_agents.solvers.flexshard import Frontier
 
 ROWS, DIM = 300, 8
 CUTS = [(0, 0), (20, 0), (0, 31), (20, 101), (300, 0), (0, 300), (7, 293)]  # DP and Flex rows
@@ -19,7 +19,7 @@ def as_unsharded(cuts):
     import torch
     from torch import distributed
 
-    from shard_gym.rowwise.embedding import TieredEmbedding
+    from shard_gym.flexshard.embedding import TieredEmbedding
 
     rank, world, per_node = distributed.get_rank(), distributed.get_world_size(), 2
     shared = torch.Generator().manual_seed(1)
@@ -46,7 +46,7 @@ def as_unsharded(cuts):
 def with_bad_cuts():
     import torch
 
-    from shard_gym.rowwise.embedding import TieredEmbedding
+    from shard_gym.flexshard.embedding import TieredEmbedding
 
     TieredEmbedding(torch.zeros(4, 2), torch.arange(4), 3, 2, 2)
 

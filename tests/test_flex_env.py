@@ -7,16 +7,16 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import shard_gym  # noqa: F401  # registers the ids
-from shard_gym.env import BadAction
+from shard_gym.envs.env import BadAction
 from shard_gym.errors import InvalidTask, UnknownName
-from shard_gym.rowwise import bank
-from shard_gym.rowwise.curves import from_rows
-from shard_gym.rowwise.env import STRETCHES, FlexEnv
-from shard_gym.rowwise.network import Network
-from shard_gym.rowwise.tiers import RowTask, SequenceTable, TieredPlan, worth
-from shard_gym_agents.flexshard import Frontier
+from shard_gym.flexshard import NAMES
+from shard_gym.flexshard.curves import from_rows
+from shard_gym.flexshard.env import COUNTS, STRETCHES, FlexEnv, flex_tasks
+from shard_gym.flexshard.network import Network
+from shard_gym.flexshard.tiers import RowTask, SequenceTable, TieredPlan, worth
+from shard_gym_agents.solvers.flexshard import Frontier
 
-IDS = [f"ShardGym-Flex-{name}" for name in bank.NAMES]
+IDS = [f"ShardGym-Flex-{name}" for name in NAMES]
 
 
 def small(extra_bytes=0.0, **settings):
@@ -73,7 +73,7 @@ def test_side_by_side_environments_are_those_that_run_alone():
 
 
 def test_all_rw_fits_by_the_mask_whatever_rounding_says():
-    for task in bank.tasks("4x8", "val"):
+    for task in flex_tasks("4x8", "val"):
         _, info = play(FlexEnv([task]), lambda mask: int(np.flatnonzero(mask)[-1]), seed=0)
         assert info["feasible"] and set(info["tiers"]) == {2}
 
@@ -87,7 +87,7 @@ def test_uniform_tiers_cost_what_the_task_says():
         assert reward == pytest.approx(-found.comm_ms / worth(task, TieredPlan.uniform(task, "rw")).comm_ms)
 
 
-@pytest.mark.parametrize("key", bank.NAMES)
+@pytest.mark.parametrize("key", NAMES)
 def test_whoever_keeps_to_the_mask_fits_and_cannot_beat_the_bound(key):
     rng, env = np.random.default_rng(0), FlexEnv(key, "test")
     for index in range(min(4, len(env.tasks))):
@@ -128,8 +128,8 @@ def env_stretches(env, index):
 
 
 def test_banks_are_the_same_each_time_and_differ_by_split():
-    tables = {split: [t.tables[0].curve.num_rows for t in bank.tasks("4x8", split)] for split in bank.SPLITS}
-    assert {split: len(rows) for split, rows in tables.items()} == bank.COUNTS
+    tables = {split: [t.tables[0].curve.num_rows for t in flex_tasks("4x8", split)] for split in COUNTS}
+    assert {split: len(rows) for split, rows in tables.items()} == COUNTS
     assert not set(tables["train"]) & set(tables["test"])
     env = FlexEnv("4x8")
     assert (env.reset(seed=3)[0] == FlexEnv("4x8").reset(seed=3)[0]).all()

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from shard_gym.errors import InfeasibleTask, InvalidTask
-from shard_gym.rowwise.curves import from_rows
-from shard_gym.rowwise.network import Network, Rows, costs
-from shard_gym.rowwise.tiers import RowTask, SequenceTable, TieredPlan, worth
-from shard_gym_agents.flexshard import Frontier
+from shard_gym.flexshard.curves import from_rows
+from shard_gym.flexshard.network import Network, Rows, costs
+from shard_gym.flexshard.tiers import RowTask, SequenceTable, TieredPlan, worth
+from shard_gym_agents.solvers.flexshard import Frontier
 
 DP, FLEX, RW = 1, 2, 4  # tiers as bits
 KINDS = {DP: "dp", FLEX: "flex", RW: "rw"}

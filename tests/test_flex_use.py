@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 
 from shard_gym import Task, make_pool, simulators
-from shard_gym.bridge.launch import launch
 from shard_gym.errors import InfeasibleTask, InvalidPlan, InvalidTask, UnknownName
-from shard_gym.plan import violations
-from shard_gym.rowwise.curves import power_law
-from shard_gym.rowwise.network import Network, network
-from shard_gym.rowwise.report import divided, report, text, uniform_plan
-from shard_gym.rowwise.tiers import RowTask, SequenceTable, TieredPlan, worth
-from shard_gym_agents.flex_cli import main
-from shard_gym_agents.flexshard import METHODS, solve
+from shard_gym.flexshard.curves import power_law
+from shard_gym.flexshard.network import Network, network
+from shard_gym.flexshard.tiers import RowTask, SequenceTable, TieredPlan, divided, report, text, uniform_plan, worth
+from shard_gym.plan.plan import violations
+from shard_gym.torchrec.launch import launch
+from shard_gym_agents.cli.flex import main
+from shard_gym_agents.solvers.flexshard import METHODS, solve
 from shard_gym_agents.together import plan_together
 
 TABLE = "name=h,rows=100000,length=50,exponent=1.0,dim=64"
@@ -115,7 +114,7 @@ def looked_up_by_torchrec(names, rows, plan):
     from torchrec.distributed import DistributedModelParallel, ShardingEnv
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
 
-    from shard_gym.bridge.plans import to_torchrec
+    from shard_gym.torchrec.plans import to_torchrec
 
     torch.manual_seed(0)
     whole, rank = embedding_collection(names, rows), distributed.get_rank()
@@ -155,7 +154,7 @@ def test_torchrec_runs_sequence_tables_that_are_rw():
 @pytest.mark.skipif(find_spec("torchrec") is None, reason="needs TorchRec")
 def test_torchrec_has_a_divided_table_as_one_of_dp_and_one_of_rw():
     """As a plan for GPUs: TorchRec's data-parallel tables of sequences do not run on CPUs, which `to_torchrec` says."""
-    from shard_gym.bridge.plans import to_torchrec
+    from shard_gym.torchrec.plans import to_torchrec
 
     task = sequences((101,))
     names, tiers, first, rows = zip(*divided(task, TieredPlan((30,), (0,))), strict=True)

@@ -9,22 +9,31 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from benchmarks.headroom_cards import (
+    CERTAIN,
+    NEAR,
+    gaps,
+    load_cards,
+    make_card,
+    page,
+    resource,
+    save_check,
+    tier_of,
+)
+from benchmarks.headroom_runs import Attempt, Tried, Tries, check_rows, try_on
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import headroom, headroom_cards
-from benchmarks.headroom_cards import CERTAIN, NEAR, Tried, gaps, load_cards, make_card, resource, tier_of
-from benchmarks.headroom_page import check_rows, save_check, write_page
-from benchmarks.headroom_runs import Attempt, Ledger, try_on
-from benchmarks.references import keep_best, load_best, packed, unpacked
-from benchmarks.workers import Job, Worker
 from shard_gym import simulators
-from shard_gym.bounds import Bound, certificate
+from shard_gym.bounds.bounds import Bound, certificate
 from shard_gym.errors import CorruptFile
-from shard_gym.plan import Plan
+from shard_gym.plan.plan import Plan
 from shard_gym.simulators import Latency
-from shard_gym.suites import SUITES, get
-from shard_gym.tasks import Task
+from shard_gym.task.suites import SUITES, get
+from shard_gym.task.task import Task
+from shard_gym_agents.leaderboard.references import keep_best, load_best, packed, unpacked
+from shard_gym_agents.leaderboard.workers import Job, Worker
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -272,37 +281,39 @@ def test_a_task_that_nobody_solved_or_can_solve(monkeypatch):
 
 def test_what_longer_runs_gain(tmp_path):
     task = get("dlrm-10x4").tasks("test")[0]
-    ledger = Ledger(tmp_path / "runs.jsonl")
+    tries = Tries(tmp_path / "runs.jsonl")
     for budget, seed, makespan in ((1.0, 0, 4.0), (1.0, 1, 6.0), (60.0, 0, 3.0), (60.0, 1, None)):
         line = try_on(task, Attempt("random", ROOFLINE, seed=seed), ROOFLINE)
-        ledger.add(line | {"agent": "local-search", "budget": budget, "makespan": makespan, "cpu": budget / 2})
-    campaign = SimpleNamespace(tasks=[task], judge=ROOFLINE, ledger=Ledger(ledger.path), suite=get("dlrm-10x4"))
-    rows = list(check_rows(campaign, 1.0, 60.0))
+        tries.add(line | {"agent": "local-search", "budget": budget, "makespan": makespan, "cpu": budget / 2})
+    rows = list(check_rows(get("dlrm-10x4"), [task], Tries(tries.path), 1.0, 60.0))
     assert rows[0]["runs"] == {
         "1s": {"runs": 2, "best": 4.0, "mean": 5.0, "by": "local-search", "seconds": 0.5},
         "60s": {"runs": 1, "best": 3.0, "mean": 3.0, "by": "local-search", "seconds": 30.0},
     }
     save_check(tmp_path, rows)
-    page = write_page(tmp_path).read_text()
-    assert "the best of the longer runs is 25.000% better than the best of the short ones, and 40.000% better" in page
+    told = page(tmp_path)
+    assert "the best of the longer runs is 25.000% better than the best of the short ones, and 40.000% better" in told
 
 
-def test_the_packages_never_mention_the_registry():
+def test_no_solver_mentions_the_registry_or_who_reads_it():
+    reads = PACKAGES[1] / "leaderboard"
     for folder in PACKAGES:
         files = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
         assert not [path for path in files if "best_known" in path.as_posix() or "headroom" in path.name]
-        sources = [path for path in files if path.suffix in {".py", ".json"}]
+        sources = [path for path in files if path.suffix in {".py", ".json"} and reads not in path.parents]
         assert not [path for path in sources if "best_known" in path.read_text() or "best-known/" in path.read_text()]
+        others = [path for path in sources if path != PACKAGES[1] / "cli" / "main.py"]  # which names the subcommand
+        assert not [path for path in others if "shard_gym_agents.leaderboard" in path.read_text()]
     with np.load(PACKAGES[0] / "data" / "references.npz") as frozen:
         assert not [name for name in frozen.files if "best" in name]
 
 
 GUARDED = """
 import json, os, sys
-from benchmarks.workers import Job, build
+from shard_gym_agents.leaderboard.workers import Job, build
 from shard_gym import simulators, suites
 from shard_gym.errors import MissingDependency
-from shard_gym.evaluate import run
+from shard_gym.results.evaluate import run
 
 def refuse(event, arguments):
     path = arguments[0] if arguments and event in ("open", "os.listdir", "os.scandir") else ""

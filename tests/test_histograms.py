@@ -2,7 +2,16 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard_gym.histograms import HIGH, LOW, agree, bin_of, fitted_counts, largest_remainders, share_out, use_histogram
+from shard_gym.tables.histograms import (
+    HIGH,
+    LOW,
+    agree,
+    bin_of,
+    fitted_counts,
+    largest_remainders,
+    share_out,
+    use_histogram,
+)
 
 
 def test_bins_hold_from_low_to_high():

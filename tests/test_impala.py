@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from shard_gym_agents.learners.autoshard import Config, loss_of
-from shard_gym_agents.learners.autoshard_network import TABLE
-from shard_gym_agents.learners.impala import Episodes, vtrace
+from shard_gym_agents.learners.autoshard import Config, loss_of, vtrace
+from shard_gym_agents.learners.autoshard_actors import TABLE, Episodes
 from tests.learner_helpers import one_thread  # noqa: F401
 from tests.test_autoshard import net
 

@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import leaderboard, progress, retrain
-from shard_gym.evaluate import replay
-from shard_gym.results import read_results
-from shard_gym_agents import trained
+from benchmarks import leaderboard
+from shard_gym.records import progress
+from shard_gym.records.commands import seconds
+from shard_gym.results.evaluate import replay
+from shard_gym.results.results import read_results
+from shard_gym_agents.leaderboard import command as command_module
+from shard_gym_agents.learners import trained
 
 ROOT = Path(__file__).parents[1]
 JSON_KEYS = "suite agent track planner judge seeds feasible latency_ms gap speedup balance plan_seconds error"
@@ -32,7 +35,7 @@ def test_progress_tells_rate_and_time_left():
     [
         (["--suite", "nope"], "unknown suite 'nope'; choose one of: core-60x4, core-80x8"),
         (["--agents", "nope"], "unknown agent 'nope'; choose one of: auto, autoshard, beam"),
-        (["--simulator", "nope"], "unknown simulator 'nope'; choose one of: fbgemm:cpu"),
+        (["--simulator", "nope"], "unknown simulator 'nope'; choose one of: FILE.safetensors, fbgemm:cpu"),
         (["--split", "nope"], "unknown split 'nope'; choose one of: test, train, val"),
     ],
 )
@@ -50,7 +53,7 @@ def test_a_malformed_option_is_explained(option, capsys):
 
 
 def test_durations():
-    assert [leaderboard.seconds(text) for text in ("100ms", "1s", "1.5s", "2m")] == [0.1, 1, 1.5, 120]
+    assert [seconds(text) for text in ("100ms", "1s", "1.5s", "2m")] == [0.1, 1, 1.5, 120]
 
 
 @pytest.mark.parametrize(
@@ -63,8 +66,10 @@ def test_durations():
     ],
 )
 def test_the_time_limit_leaves_room_for_the_budget(arguments, seconds):
-    options = leaderboard._parser().parse_args(["--suite", "core-80x8", "--agents", "local-search", *arguments])
-    assert {job.time_limit for job in leaderboard._jobs(options)} == {seconds}
+    options = command_module._parser("leaderboard", Path("best")).parse_args(
+        ["--suite", "core-80x8", "--agents", "local-search", *arguments]
+    )
+    assert {job.time_limit for job in command_module._jobs(options)} == {seconds}
 
 
 def command(out, *arguments):
@@ -180,7 +185,7 @@ def quick(learner, suite):
 def test_learners_are_trained_again_on_demand(tmp_path, monkeypatch, capfd):
     pytest.importorskip("torch")
     monkeypatch.setattr(trained, "RETRAINED", tmp_path / "trained")
-    monkeypatch.setattr(retrain, "command_for", lambda job: quick(job.agent, job.suite))
+    monkeypatch.setattr(command_module, "command_for", lambda job: quick(job.agent, job.suite))
     options = ["--retrain", "--suite", "dlrm-10x4", "--agents", "size-greedy,rnn,dreamshard", "--tasks", "2"]
     options += ["--seeds", "2", "--json", "--out", str(tmp_path), "--best-known", str(tmp_path / "best")]
     assert leaderboard.main(options) == 0

@@ -6,16 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard_gym import Task
-from shard_gym.cost_models.fit import Settings, fit
-from shard_gym.cost_models.networks import ARCHITECTURES
-from shard_gym.cost_models.weights import Weights
-from shard_gym.env import ShardingEnv
+from shard_gym.envs.env import ShardingEnv
 from shard_gym.errors import CorruptFile
-from shard_gym.links import Links
-from shard_gym.metasyn import load_metasyn
+from shard_gym.measuring.fit import Settings, fit
 from shard_gym.simulators import FastSimulator
 from shard_gym.simulators.base import GRAIN
 from shard_gym.simulators.learned import OWN, Learned
+from shard_gym.simulators.networks import ARCHITECTURES, Weights
+from shard_gym.tables.metasyn import load_metasyn
+from shard_gym.task.links import Links
 from tests.cost_model_helpers import BATCH, made_up
 
 PHASES = ("forward_compute", "forward_comm", "backward_comm", "backward_compute", "spread")

@@ -8,18 +8,17 @@ from hypothesis import strategies as st
 
 from shard_gym import Task, make_pool, simulators, suites
 from shard_gym.errors import InfeasibleTask, InvalidTask, SimulatorError
-from shard_gym.evaluate import score
-from shard_gym.memory import device_bytes, device_sums, table_bytes
-from shard_gym.plan import check, violations
-from shard_gym.random_plans import random_placements
+from shard_gym.memory.usage import device_bytes, device_sums, table_bytes
+from shard_gym.plan.plan import check, violations
+from shard_gym.plan.random_plans import random_placements
+from shard_gym.results.evaluate import score
 from shard_gym.simulators import Counted
 from shard_gym_agents import make
-from shard_gym_agents.local_search import kick, search
-from shard_gym_agents.search_costs import Budget, Costs
-from shard_gym_agents.search_moves import improve
-from shard_gym_agents.search_repair import repair
-from shard_gym_agents.search_state import Board
-from shard_gym_agents.solver import task_rng
+from shard_gym_agents.search.local_search import kick, search
+from shard_gym_agents.search.moves import improve
+from shard_gym_agents.search.repair import amiss, repair
+from shard_gym_agents.search.state import Board, Budget, Costs, State
+from shard_gym_agents.solvers.solver import task_rng
 from tests.search_helpers import SIMULATOR, best_by_force, draw_task
 
 SEEDS = st.integers(0, 10**6)
@@ -32,7 +31,7 @@ def board_of(task, splits=False):
 
 def assert_consistent(state):
     """Running sums and costs are those of the placement, made afresh."""
-    fresh = state.board.start(state.device, state.node)
+    fresh = State(state.board, state.node, state.device)
     for name in ("sums", "free", "forward", "own"):
         np.testing.assert_allclose(getattr(state, name), getattr(fresh, name), rtol=1e-12)
 
@@ -107,7 +106,7 @@ def test_halves_that_meet_are_joined_again():
     whole = state.makespan
     state.halve(0, 1)
     state.rescore()
-    state.refresh(None)
+    state.refresh(range(task.num_devices))
     while improve(state, np.random.default_rng(0)):
         pass
     assert len(state.node) == 2
@@ -122,8 +121,8 @@ def test_a_repair_ends_without_overflow_or_says_so(seed):
     state = board_of(task).start(np.zeros(task.num_tables, int))
     assert state.overflow > 0 or task.num_tables == 1
     mended = repair(state, np.random.default_rng(seed))
-    assert mended == (not state.overflow) == (best_by_force(task) < np.inf)
-    assert_consistent(state)
+    assert (not mended.overflow) == (not amiss(mended)) == (best_by_force(task) < np.inf)
+    assert_consistent(mended)
 
 
 def test_dead_ends_of_greedies_are_escaped():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from shard_gym.errors import CorruptFile, InvalidPool
-from shard_gym.measurements import KINDS, Measurements
-from shard_gym.metasyn import load_metasyn
+from shard_gym.measuring.measurements import KINDS, Measurements
+from shard_gym.tables.metasyn import load_metasyn
 
 POOL = "metasyn_0_856"
 

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from shard_gym.errors import CorruptFile, InvalidPool
-from shard_gym.locality import BASE_2021, LocalityStats, parse_locality_stats
-from shard_gym.metasyn import load_metasyn, metasyn, pack, unpack
-from shard_gym.tables import NUM_BINS, use_histogram
-from shard_gym.traces import trace
+from shard_gym.tables.histograms import NUM_BINS, use_histogram
+from shard_gym.tables.metasyn import BASE_2021, LocalityStats, load_metasyn, metasyn, pack, parse_locality_stats, unpack
+from shard_gym.tables.traces import trace
 
 POOLS = {"shipped": load_metasyn, "built": lambda: metasyn(11)}
 

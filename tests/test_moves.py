@@ -8,13 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard_gym import Constraints, Plan, Task, make_pool, simulators, suites
-from shard_gym.assignment import best_columns
 from shard_gym.errors import InvalidPlan, InvalidTask
-from shard_gym.evaluate import score
-from shard_gym.links import Links
-from shard_gym.memory import device_bytes
-from shard_gym.moves import Move, aligned, delta
-from shard_gym.random_plans import random_placements
+from shard_gym.memory.usage import device_bytes
+from shard_gym.plan.moves import Move, aligned, best_columns, delta
+from shard_gym.plan.random_plans import random_placements
+from shard_gym.results.evaluate import score
+from shard_gym.task.links import Links
 
 GROUPED = "roofline:rtx2080ti-x4-v1"  # its links join pairs of devices
 KEYS = ("metasyn-80x8", "dlrm-50x4", "core-80x8", "hetero-80x8", "prod-1000x128")
@@ -34,11 +33,11 @@ def test_a_thousand_columns_are_assigned_in_a_moment(rng):
     hidden = rng.permutation(1_000)
     gain = rng.integers(0, 10**6, (1_000, 1_000))
     gain[np.arange(1_000), hidden] += 10**6
-    start = time.perf_counter()
+    start = time.process_time()
     assert best_columns(gain).tolist() == hidden.tolist()
     random = rng.integers(0, 10**9, (1_000, 1_000))
     assert random[np.arange(1_000), best_columns(random)].mean() > 0.99e9
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def two_tables(**settings):
@@ -179,9 +178,9 @@ def test_a_thousand_devices_in_pairs_are_renamed_in_a_moment(rng):
     task = Task(make_pool(rows=10, dim=16, pooling=[1.0] * 3_000), memory=(10**6,) * 1_000, objective="iteration")
     old = Plan(tuple(rng.integers(1_000, size=3_000).tolist()))
     swapped = Plan(tuple((d + 2) % 1_000 ^ 1 for d in old.device))  # each pair takes the next one's place, in turn
-    start = time.perf_counter()
+    start = time.process_time()
     assert aligned(task, old, swapped, Links(1e6, group=2, uplink=1e6)) == old
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_fewer_bytes_are_no_reason_to_move_more_tables_than_may():

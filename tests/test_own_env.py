@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard_gym import Constraints, make_pool, suites
+from shard_gym.envs.own import make_own_env, own_bank
 from shard_gym.errors import InfeasibleTask, InvalidTask, UnknownName
-from shard_gym.memory import table_bytes
-from shard_gym.own_env import make_own_env, own_bank
-from shard_gym.pool_files import save_pool
-from shard_gym.random_plans import first_fit_decreasing
-from shard_gym.tables import GB
+from shard_gym.memory.usage import table_bytes
+from shard_gym.plan.feasibility import first_fit_decreasing
+from shard_gym.tables.files import save_pool
+from shard_gym.tables.pool import GB
 from tests.env_helpers import play_where_it_fits
 
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from shard_gym import Constraints, make_pool, make_task
-from shard_gym.env import ShardingEnv
+from shard_gym.envs.env import ShardingEnv
+from shard_gym.envs.own import own_bank
 from shard_gym.errors import InvalidPool, InvalidTask, UnknownName
-from shard_gym.links import Links
-from shard_gym.own_env import own_bank
-from shard_gym.pool_files import save_pool
-from shard_gym.tables import GB, TablePool
-from shard_gym.tasks import Task
+from shard_gym.tables.files import save_pool
+from shard_gym.tables.pool import GB, TablePool
+from shard_gym.task.links import Links
+from shard_gym.task.task import Task
 from tests.env_helpers import play_where_it_fits
 
 

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 import torch
+from benchmarks.policies import MissingRun, Scored, Wanted, finished, scored, train_all
 
-from benchmarks import controls, learners, papers, papers_autoshard, papers_lab, published, trained_runs
-from benchmarks.scored import Scored, scored, spread
-from benchmarks.trained_runs import MissingRun, Wanted, finished, train_all
+from benchmarks import controls, learners, papers, papers_autoshard, papers_lab, policies, published
+from benchmarks.pages import spread
 from shard_gym import simulators, suites
 from shard_gym.errors import InfeasibleTask, InvalidTask, UnknownName
-from shard_gym.evaluate import score
-from shard_gym.memory import table_bytes
-from shard_gym.plan import Plan
+from shard_gym.memory.usage import table_bytes
+from shard_gym.plan.plan import Plan
+from shard_gym.results.evaluate import score
 from shard_gym_agents import make
 from shard_gym_agents.learners import dreamshard
 from tests.learner_helpers import one_thread  # noqa: F401
@@ -130,7 +130,7 @@ def test_the_curve_counts_plans_and_calls(tmp_path):
     lines += [{"iteration": 3, "simulator_calls": 10, "val/balance": 0.9}]
     (tmp_path / "scalars.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     spent = {"iteration": 4, "seconds": 8.0}
-    run = trained_runs.TrainedRun("autoshard", tmp_path, {"config": {"num_envs": 64}}, spent)
+    run = policies.TrainedRun("autoshard", tmp_path, {"config": {"num_envs": 64}}, spent)
     found = papers_autoshard.curve(run)
     assert found["plans"] == [128, 192] and found["simulator_calls"] == [20, 30] and found["seconds"] == [4.0, 6.0]
     assert papers_autoshard.first_good(found) == (192, 6.0)
@@ -245,7 +245,7 @@ def solved(solver, task, planner):
 
 def test_dreamshards_own_costs_are_its_networks():
     torch.manual_seed(0)
-    nets = import_module("shard_gym_agents.learners.dreamshard_networks").Nets(np.stack([np.zeros(21), np.ones(21)]))
+    nets = import_module("shard_gym_agents.learners.dreamshard").Nets(np.stack([np.zeros(21), np.ones(21)]))
     task, costs = TASKS[0], controls.OwnCosts(nets)
     features = torch.tensor(task.tables.features(), dtype=torch.float32)
     on = torch.nn.functional.one_hot(torch.arange(20) % 4).float()

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from shard_gym.errors import CorruptFile, InvalidPool, MissingDependency, ShardGymError, UnknownName
-from shard_gym.metasyn import load_metasyn
-from shard_gym.pool_files import COLUMNS, load_pool, save_pool
-from shard_gym.tables import ELEMENT_BYTES, NUM_BINS, TablePool, make_pool
+from shard_gym.tables.files import COLUMNS, load_pool, save_pool
+from shard_gym.tables.metasyn import load_metasyn
+from shard_gym.tables.pool import ELEMENT_BYTES, NUM_BINS, TablePool, make_pool
 
 SUFFIXES = (".json", ".csv", ".parquet")
 per_example = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -9,18 +9,17 @@ pytest.importorskip("sb3_contrib")
 import torch
 
 from shard_gym import Task, make_pool, simulators, suites
-from shard_gym.env import ShardingEnv
+from shard_gym.envs.env import ShardingEnv
 from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidTask, SimulatorError, UnknownName
-from shard_gym.evaluate import Unseen, score
-from shard_gym.links import Links
-from shard_gym.memory import device_bytes, table_bytes
-from shard_gym_agents.greedy import CostGreedy
+from shard_gym.memory.usage import device_bytes, table_bytes
+from shard_gym.results.evaluate import Unseen, score
+from shard_gym.task.links import Links
 from shard_gym_agents.learners import ppo
-from shard_gym_agents.learners.checkpoints import save_tensors
+from shard_gym_agents.learners.learner import save_tensors
 from shard_gym_agents.learners.ppo import Config, Learner
-from shard_gym_agents.learners.ppo_network import DeviceNet
-from shard_gym_agents.learners.ppo_solver import DevicePolicy
-from shard_gym_agents.learners.training import Settings, train
+from shard_gym_agents.learners.ppo_policy import DeviceNet, DevicePolicy
+from shard_gym_agents.learners.training import Schedule, train
+from shard_gym_agents.solvers.greedy import CostGreedy
 from tests.env_helpers import PoolingMs, Slow
 from tests.learner_helpers import one_thread, same, toy_planner, toy_suite  # noqa: F401
 
@@ -72,7 +71,7 @@ def test_without_a_look_at_devices_the_fast_one_is_found(algorithm):
 
 
 def test_a_run_in_a_folder(tmp_path):
-    progress = train(Learner(toy_suite(), SMALL, 0), tmp_path, Settings(iterations=2, validate_every=1))
+    progress = train(Learner(toy_suite(), SMALL, 0), tmp_path, Schedule(iterations=2, validate_every=1))
     solver = ppo.load(tmp_path / "best.safetensors")
     for task in toy_suite().tasks():
         assert score(task, solver(task, PoolingMs()), PoolingMs()).makespan == 5 * progress.best
@@ -303,7 +302,7 @@ def test_files_that_hold_something_else_are_refused(tmp_path):
 
 
 def test_what_it_cannot_do_is_refused(tiny_task):
-    with pytest.raises(InvalidTask, match="do not split"):
+    with pytest.raises(InvalidTask, match="does not split"):
         Learner(suites.get("tightmix-80x8-split"), SMALL, 0)
     with pytest.raises(UnknownName, match="algorithm"):
         replace(SMALL, algorithm="a2c")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from benchmarks.ranking import Sample, best_of_run, standings
+from shard_gym_agents.leaderboard.report import Sample, best_of_run, standings
 
 NAN = np.nan
 RANDOM, BEST = np.array([10.0, 20.0]), np.array([5.0, 10.0])

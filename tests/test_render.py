@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard_gym import Task, make_pool
-from shard_gym.drawing import DARK_BLUE, EDGE, GREEN, HEIGHT, LEFT, LEGEND, ORANGE, RED, picture, round_numbers
-from shard_gym.env import ShardingEnv
+from shard_gym.envs.drawing import DARK_BLUE, EDGE, GREEN, HEIGHT, LEFT, LEGEND, ORANGE, RED, picture, round_numbers
+from shard_gym.envs.env import ShardingEnv
+from shard_gym.envs.render import in_units, waiting
 from shard_gym.errors import MissingDependency, ShardGymError
-from shard_gym.render import in_units, waiting
-from shard_gym.tables import GB
+from shard_gym.tables.pool import GB
 from tests.env_helpers import TABLE_BYTES, PoolingMs, Slow, play, play_where_it_fits, split_env, tiny_env, tiny_task
 
 pygame = pytest.importorskip("pygame")

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from shard_gym import Constraints, Plan, Task, make_pool, simulators, suites
 from shard_gym.errors import InfeasibleTask, InvalidTask
-from shard_gym.evaluate import score
-from shard_gym.memory import device_bytes
-from shard_gym.moves import aligned, delta
-from shard_gym.plan import violations
-from shard_gym.random_plans import random_placements
+from shard_gym.memory.usage import device_bytes
+from shard_gym.plan.moves import aligned, delta
+from shard_gym.plan.plan import violations
+from shard_gym.plan.random_plans import random_placements
+from shard_gym.results.evaluate import score
 from shard_gym_agents import make
 from tests.search_helpers import SIMULATOR, draw_task
 from tests.test_auto import Unsure
@@ -161,8 +161,8 @@ def test_ctrl_c_returns_the_best_so_far():
 
 def test_a_step_is_what_the_planner_says_it_is():
     """Running sums after many changes are those of the placement."""
-    from shard_gym_agents.reshard_moves import Pieces, Placement, Prices
-    from shard_gym_agents.search_costs import Costs
+    from shard_gym_agents.search.reshard import Pieces, Placement, Prices
+    from shard_gym_agents.search.state import Costs
 
     task = with_base(suites.get("hetero-80x8").tasks("val")[0])
     rng, base = np.random.default_rng(0), Plan(task.constraints.base)

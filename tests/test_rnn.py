@@ -5,14 +5,14 @@ import pytest
 
 from shard_gym import Task, make_pool, simulators, suites
 from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidTask
-from shard_gym.evaluate import run, score
-from shard_gym.memory import device_bytes
+from shard_gym.memory.usage import device_bytes
+from shard_gym.results.evaluate import run, score
 from tests.env_helpers import PoolingMs
 
 torch = pytest.importorskip("torch")
-from shard_gym_agents.learners import boards  # noqa: E402
-from shard_gym_agents.learners.boards import Board  # noqa: E402
+from shard_gym_agents.learners import rollouts  # noqa: E402
 from shard_gym_agents.learners.rnn import Config, Learner, Net, Rnn, load, play  # noqa: E402
+from shard_gym_agents.learners.rollouts import TaskTensors  # noqa: E402
 from tests.learner_helpers import assert_reproducible  # noqa: E402
 from tests.test_dreamshard import SCALING, ToySuite, relative, toy  # noqa: E402
 
@@ -21,7 +21,7 @@ SMALL = Config(tasks=3, episodes=8, learning_rate=1e-2, horizon=25)
 
 @pytest.fixture
 def suite(monkeypatch):
-    monkeypatch.setitem(simulators._BUILDERS, "pooling-ms", PoolingMs)
+    monkeypatch.setitem(simulators.SIMULATORS, "pooling-ms", PoolingMs)
     return ToySuite()
 
 
@@ -40,7 +40,9 @@ def test_it_learns_the_best_plans_of_a_toy(suite):
 
 
 def test_with_the_sign_of_rewards_flipped_it_learns_the_worst(suite, monkeypatch):
-    monkeypatch.setattr(boards, "advantages", lambda rewards, divide, right=boards.advantages: -right(rewards, divide))
+    monkeypatch.setattr(
+        rollouts, "advantages", lambda rewards, divide, right=rollouts.advantages: -right(rewards, divide)
+    )
     learner = Learner(suite, SMALL, seed=0)
     for _ in range(SMALL.horizon // 2):
         learner.iterate()
@@ -49,30 +51,30 @@ def test_with_the_sign_of_rewards_flipped_it_learns_the_worst(suite, monkeypatch
 
 def test_rewards_by_hand():
     makespans, over = torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([[0.0, 0.0, 0.25]])
-    assert boards.rewards(makespans, over).tolist() == [[-0.5, -1.5, -1.75]]
+    assert rollouts.rewards(makespans, over).tolist() == [[-0.5, -1.5, -1.75]]
 
 
 def test_no_device_is_taken_that_has_no_room():
-    board = Board.of([toy([1] * 6, devices=3, room=2)], SCALING).take(torch.zeros(50, dtype=torch.int64))
-    played = play(fresh(devices=3), board, torch.Generator().manual_seed(0))
-    assert (played.free == 0).all() and not played.legal[:, 5].all(dim=1).any()
+    tasks = TaskTensors.of([toy([1] * 6, devices=3, room=2)], SCALING).take(torch.zeros(50, dtype=torch.int64))
+    played = play(fresh(devices=3), tasks, torch.Generator().manual_seed(0))
+    assert (played.placing.free == 0).all() and not played.legal[:, 5].all(dim=1).any()
     assert len(played.actions.unique(dim=0)) > 5
 
 
 def test_the_loss_sees_the_scores_that_were_played():
-    board, net = Board.of([toy([3, 1, 2]), toy([5, 4, 3, 2, 1, 1])], SCALING), fresh()
-    played = play(net, board, None)
-    scores = net(board, played.actions)
+    tasks, net = TaskTensors.of([toy([3, 1, 2]), toy([5, 4, 3, 2, 1, 1])], SCALING), fresh()
+    played = play(net, tasks, None)
+    scores = net(tasks, played.actions)
     assert torch.equal(scores.argmax(-1), played.actions)
-    alone = net(Board.of([toy([3, 1, 2])], SCALING), played.actions[:1, :3])
+    alone = net(TaskTensors.of([toy([3, 1, 2])], SCALING), played.actions[:1, :3])
     assert torch.allclose(scores[:1, :3], alone, atol=1e-6)  # padding does not matter
 
 
 def test_scores_depend_on_tables_and_devices_so_far_only():
     net, actions = fresh(), torch.tensor([[0, 0, 0]])
-    first = net(Board.of([toy([3, 1, 2])], SCALING), actions)[0]
-    changed = net(Board.of([toy([3, 1, 9])], SCALING), actions)[0]
-    moved = net(Board.of([toy([3, 1, 2])], SCALING), torch.tensor([[0, 1, 0]]))[0]
+    first = net(TaskTensors.of([toy([3, 1, 2])], SCALING), actions)[0]
+    changed = net(TaskTensors.of([toy([3, 1, 9])], SCALING), actions)[0]
+    moved = net(TaskTensors.of([toy([3, 1, 2])], SCALING), torch.tensor([[0, 1, 0]]))[0]
     assert torch.allclose(first[:2], changed[:2]) and not torch.allclose(first[2], changed[2], atol=1e-5)
     assert torch.allclose(first[:2], moved[:2]) and not torch.allclose(first[2], moved[2], atol=1e-5)
 

@@ -5,12 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard_gym.bridge.logs import Log
 from shard_gym.errors import InvalidPool, UnknownName
-from shard_gym.rowwise.counts import RowCounter
-from shard_gym.rowwise.curves import Curve, from_counts
-from shard_gym.rowwise.logged import count_log
-from shard_gym_agents.flex_cli import main
+from shard_gym.flexshard.counts import RowCounter, count_log
+from shard_gym.flexshard.curves import Curve, from_counts
+from shard_gym.torchrec.logs import Log
+from shard_gym_agents.cli.flex import main
 
 batches = st.lists(st.lists(st.lists(st.integers(0, 40), max_size=8), max_size=5), min_size=1, max_size=6)
 

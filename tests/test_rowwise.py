@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidPlan, InvalidPool, InvalidTask, UnknownName
-from shard_gym.rowwise.curves import Curve, from_counts, from_rows, of_formula, power_law, zipf_mandelbrot
-from shard_gym.rowwise.network import KINDS, Network, Rows, costs, network
-from shard_gym.rowwise.tiers import RowTask, SequenceTable, TieredPlan, merged, worth
-from shard_gym_agents.flexshard import SETS, Frontier
+from shard_gym.flexshard.curves import Curve, from_counts, from_rows, of_formula, power_law, zipf_mandelbrot
+from shard_gym.flexshard.network import KINDS, Network, Rows, costs, network
+from shard_gym.flexshard.tiers import RowTask, SequenceTable, TieredPlan, merged, worth
+from shard_gym_agents.solvers.flexshard import SETS, Frontier
 
 PAPER = network("flexshard-4x8")  # 4 nodes of 8, ar = 3 * a2a
 SMALL = Network(2, 2, a2a_global=1e3, a2a_intra=4e3, ar_global=3e3, ar_cross=1e3)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from shard_gym.bank import Bank
-from shard_gym.env import ShardingEnv
+from shard_gym.envs.bank import Bank
+from shard_gym.envs.env import ShardingEnv
 from shard_gym.errors import InvalidTask
 from tests.env_helpers import PoolingMs, tiny_task
 from tests.vector_helpers import assert_same
@@ -27,7 +27,7 @@ def both(tasks="mixed-10to59x4-split", num_envs=3, **settings):
     from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.vec_env import DummyVecEnv
 
-    from shard_gym_agents.sb3_vec import ShardingVecEnv
+    from shard_gym_agents.learners.sb3_vec import ShardingVecEnv
 
     scalar = DummyVecEnv([lambda: Monitor(ShardingEnv(tasks, **settings))] * num_envs)
     return scalar, ShardingVecEnv(ShardingEnv(tasks, **settings), num_envs)

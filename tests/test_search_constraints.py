@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 from shard_gym import Constraints, Plan, Task, make_pool, suites
 from shard_gym.errors import InfeasibleTask
-from shard_gym.evaluate import score
-from shard_gym.memory import device_bytes, table_bytes
-from shard_gym.plan import violations
+from shard_gym.memory.usage import device_bytes, table_bytes
+from shard_gym.plan.plan import violations
+from shard_gym.results.evaluate import score
 from shard_gym_agents import make
-from shard_gym_agents.local_search import kick
-from shard_gym_agents.search_costs import Costs
-from shard_gym_agents.search_repair import amiss, redeal, repair, shake
-from shard_gym_agents.search_state import Board
+from shard_gym_agents.search.local_search import kick
+from shard_gym_agents.search.repair import amiss, redeal, repair, shake
+from shard_gym_agents.search.state import Board, Costs
 from tests.search_helpers import SIMULATOR, draw_task
 
 SEARCHES = {
@@ -92,7 +91,7 @@ def test_the_best_of_all_plans_that_keep_to_a_tiny_task_is_found(name, task):
 def test_no_change_breaks_a_rule_and_counts_are_kept_up(task, seed):
     rng = np.random.default_rng(seed)
     board = Board(task, Costs(task, SIMULATOR))
-    if board.rules is None:
+    if not board.rules.binding:
         return
     state = board.start(task.constraints.base or rng.integers(task.num_devices, size=task.num_tables))
     for change in (kick, shake, redeal) * 3:
@@ -120,8 +119,8 @@ def test_tables_apart_in_overlapping_groups_are_sorted_out():
     task = Task(make_pool([100] * 7, [4] * 7, [1.0] * 7), (10**9,) * 3, constraints=Constraints(apart=ring))
     state = Board(task, Costs(task, SIMULATOR)).start([0] * 7)
     assert state.broken == 7
-    assert repair(state, np.random.default_rng(0)) and not amiss(state)
-    assert not violations(task, state.plan())
+    state = repair(state, np.random.default_rng(0))
+    assert not amiss(state) and not violations(task, state.plan())
 
 
 def test_a_plan_in_use_that_will_not_do_is_mended_with_the_moves_allowed():

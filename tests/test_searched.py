@@ -1,8 +1,9 @@
 import numpy as np
+from benchmarks.searched import searched
 
-from benchmarks.searched import searched, shards_of
 from shard_gym import simulators, suites
-from shard_gym.measurements import KINDS, Measurements
+from shard_gym.measuring.chosen import shards_of
+from shard_gym.measuring.measurements import KINDS, Measurements
 from shard_gym_agents import make
 
 SUITE, PLANNER = suites.get("metasyn-80x8"), simulators.make("roofline:rtx2080ti-x4-v1")

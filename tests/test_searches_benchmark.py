@@ -1,9 +1,10 @@
 import json
 
 import pytest
+from benchmarks.searches_page import gap, grouped
+from benchmarks.searches_page import page as markdown
 
 from benchmarks import scaling, searches
-from benchmarks.searches_page import gap, grouped, markdown
 
 
 def test_a_quick_run_measures_and_goes_on_where_it_broke_off(tmp_path, monkeypatch):

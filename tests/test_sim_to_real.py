@@ -1,13 +1,16 @@
-import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from benchmarks import sim_to_real
-from benchmarks.sim_to_real import Outcome, figures, markdown, order, outcome
+from benchmarks.measured import Hardware
 from shard_gym import simulators
-from shard_gym.errors import CorruptFile
-from shard_gym.measurements import Measurements
+from shard_gym.errors import CorruptFile, SimulatorError
+from shard_gym.measuring import chosen
+from shard_gym.measuring.chosen import Outcome, figures, order, section
+from shard_gym.measuring.measurements import Measurements
+from shard_gym_agents import make
 
 
 def two_runs() -> Outcome:
@@ -42,7 +45,7 @@ def test_figures_by_hand():
     assert clever["judge_optimism"] == 1 and clever["judged_speedup"] == (1.25 + 2) / 2
     assert found["shard_bias"] == pytest.approx((10 + 10 + 8 + 8 + 10 + 2 + 5 + 5) / 8 / 5 - 1)
     assert found["regret"] == 0 and found["order"]["all"] == 1
-    assert "| clever | 6.50 | 6.50 | +0.0%" in "\n".join(markdown(found))
+    assert "| clever | 6.50 | 6.50 | +0.0%" in "\n".join(section(found))
 
 
 def test_regret_and_order_when_the_planner_is_wrong():
@@ -57,26 +60,70 @@ def test_pairs_believed_close_are_told_apart():
     assert told == {"all": pytest.approx(2 / 3), "far": 1, "close": 0, "share_close": pytest.approx(1 / 3)}
 
 
-def test_chosen_plans_find_their_measured_shards(tmp_path, monkeypatch):
-    monkeypatch.setattr(sim_to_real, "TASKS", 2)
-    monkeypatch.setitem(sim_to_real.SOLVERS, "local-search, 1 s", ("local-search", {"budget": 0.01}))
+@pytest.fixture
+def measured(tmp_path):
+    """Plans of two tasks, and their shards as a run that takes 1, 2, 3, ... ms each way."""
     planner = simulators.make("roofline:h100-v1")
-    chosen, shards = sim_to_real.choose(planner)
-    (tmp_path / "plans.json").write_text(json.dumps(chosen))
-    assert len(shards) <= 2 * 4 * 8 and np.isnan(shards.total_ms).all()
-    columns = {c: getattr(shards, c) for c in ("offsets", "table", "dim", "pool", "kind", "round", "pools")}
+    solvers = {name: make(name) for name in ("random", "lookup-greedy", "cost-greedy")}
+    plans, shards = chosen.choose(planner, solvers, 2)
+    assert len(shards) <= 2 * 3 * 8 and np.isnan(shards.total_ms).all()
     ms = np.arange(1, len(shards) + 1, dtype=float)
-    measured = Measurements(
-        **columns, **dict.fromkeys(("forward_ms", "backward_ms"), ms), forward_spread=ms, backward_spread=ms
-    )
-    measured.save(tmp_path / "run.npz")
-    found = outcome(tmp_path / "plans.json", [tmp_path / "run.npz"] * 2, reference=tmp_path / "run.npz")
-    assert found.predicted.shape == (2, 4) and (found.predicted[:, 2] < found.predicted[:, 0]).all()
+    times = dict.fromkeys(("forward_ms", "backward_ms", "forward_spread", "backward_spread"), ms)
+    chosen.save(tmp_path / "here-plans.json", plans)
+    replace(shards, **times).save(tmp_path / "here-plans.npz")
+    return planner, Hardware("here", tmp_path)
+
+
+def test_chosen_plans_find_their_measured_shards(measured):
+    planner, hardware = measured
+    (run,) = hardware.runs()
+    found = chosen.outcome(chosen.load(hardware.plans), [run] * 2, planner)
+    assert found.predicted.shape == (2, 3) and (found.predicted[:, 2] < found.predicted[:, 0]).all()
     assert found.runs[0, 0, 0] == 2 * 8  # the first task's random plan holds the first eight shards of the list
-    assert found.devices.max() == 2 * len(shards)
+    assert found.devices.max() == 2 * len(run) and np.isnan(found.judged).all()
+    assert "|  |" in "\n".join(section(figures(found)))  # no judge
+    judged = chosen.outcome(chosen.load(hardware.plans), [run] * 2, planner, planner)
+    assert judged.judged == pytest.approx(judged.predicted)
+
+
+def test_tasks_that_were_not_measured_to_the_end_are_left_out(measured):
+    planner, hardware = measured
+    (run,) = hardware.runs()
+    plans = chosen.load(hardware.plans)
+    found = chosen.outcome(plans, [run, run.take(np.arange(len(run) - 1))], planner)
+    assert found.predicted.shape == (1, 3)
+    with pytest.raises(SimulatorError, match="no task has all its shards measured"):
+        chosen.outcome(plans, [run.take([0])], planner)
+    with pytest.raises(SimulatorError, match="chosen with roofline:h100-v1, not with roofline:h200-v1"):
+        chosen.outcome(plans, [run], simulators.make("roofline:h200-v1"))
+
+
+def test_passes_over_a_list_are_told_apart(measured):
+    _, hardware = measured
+    (run,) = hardware.runs()
+    both = Measurements.concat([run, run])
+    assert [len(part) for part in chosen.passes(both)] == [len(run)] * 2
+
+
+def test_hardware_reads_and_writes_its_own_files_only(measured, monkeypatch, tmp_path):
+    _, hardware = measured
+    assert hardware.files("plans") == [tmp_path / "here-plans.npz"] and hardware.files("planner") == []
+    assert Hardware("h200").planner == "learned:h200-v1" and Hardware().result("fidelity").name == "fidelity"
+    assert Hardware("h200").result("fidelity").name == "fidelity-h200"
+    monkeypatch.setattr(Hardware, "plans", property(lambda self: tmp_path / f"{self.name}-plans.json"))
+    monkeypatch.setattr(sim_to_real, "TASKS", 1)
+    monkeypatch.setattr(sim_to_real, "SOLVERS", {"random": ("random", {})})
+    flags = ["--hardware", "h200", "--planner", "roofline:h200-v1", "--shards", str(tmp_path / "list.npz")]
+    assert sim_to_real.main(["choose", *flags]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "here-plans.json",
+        "here-plans.npz",
+        "h200-plans.json",
+        "list.npz",
+    }
 
 
 def test_another_file_is_no_file_of_plans(tmp_path):
     (tmp_path / "plans.json").write_text("{}")
     with pytest.raises(CorruptFile, match="chosen-plans"):
-        outcome(tmp_path / "plans.json", [])
+        chosen.load(tmp_path / "plans.json")

@@ -8,9 +8,6 @@ from hypothesis import strategies as st
 from benchmarks import papers
 from shard_gym import Task, make_pool, simulators, suites
 from shard_gym.errors import InvalidTask, UnknownName
-from shard_gym.histograms import kept_share
-from shard_gym.links import Links
-from shard_gym.metasyn import load_metasyn
 from shard_gym.simulators import Counted, Latency
 from shard_gym.simulators.base import GRAIN
 from shard_gym.simulators.roofline import (
@@ -25,8 +22,11 @@ from shard_gym.simulators.roofline import (
     Hardware,
     Roofline,
 )
-from shard_gym.tables import at_batch
-from shard_gym.traces import trace
+from shard_gym.tables.histograms import kept_share
+from shard_gym.tables.metasyn import load_metasyn
+from shard_gym.tables.pool import at_batch
+from shard_gym.tables.traces import trace
+from shard_gym.task.links import Links
 
 FAST = [i for i in simulators.registered() if not i.startswith("fbgemm:")]  # those are measured: tests/test_fbgemm.py
 

@@ -5,16 +5,16 @@ import numpy as np
 import pytest
 
 from shard_gym import make_pool
-from shard_gym.bank import Bank
-from shard_gym.env import BadAction, ShardingEnv
-from shard_gym.episodes import FIXED_ORDERS
+from shard_gym.envs.bank import Bank
+from shard_gym.envs.env import BadAction, ShardingEnv
+from shard_gym.envs.episodes import FIXED_ORDERS
+from shard_gym.envs.observations import SPLIT_OBSERVATIONS
 from shard_gym.errors import InvalidTask
-from shard_gym.evaluate import score
-from shard_gym.nodes import Nodes
-from shard_gym.observations import SPLIT_OBSERVATIONS
-from shard_gym.plan import Plan
+from shard_gym.plan.nodes import Nodes
+from shard_gym.plan.plan import Plan
+from shard_gym.results.evaluate import score
 from shard_gym.simulators import FastSimulator, Latency
-from shard_gym.tasks import Constraints, Task
+from shard_gym.task.task import Constraints, Task
 from tests.env_helpers import PoolingMs, Slow, play, play_where_it_fits, split_env
 
 SPLIT = 2  # on two devices

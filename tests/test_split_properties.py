@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shard_gym import simulators, suites
-from shard_gym.bank import Bank
-from shard_gym.env import ShardingEnv
-from shard_gym.evaluate import score
-from shard_gym.memory import device_bytes, table_bytes
-from shard_gym.nodes import MOST_HALVINGS
-from shard_gym.observations import OBSERVATIONS
-from shard_gym.plan import Plan, violations
-from shard_gym.rewards import REWARDS
-from shard_gym.states import SplitState
-from shard_gym.tasks import Constraints
+from shard_gym.envs.bank import Bank
+from shard_gym.envs.env import ShardingEnv
+from shard_gym.envs.observations import OBSERVATIONS
+from shard_gym.envs.rewards import REWARDS
+from shard_gym.envs.states import State
+from shard_gym.memory.usage import device_bytes, table_bytes
+from shard_gym.plan.nodes import MOST_HALVINGS
+from shard_gym.plan.plan import Plan, violations
+from shard_gym.results.evaluate import score
+from shard_gym.task.task import Constraints
 from tests.test_env_properties import lenient, seeds, tasks
 
 SPLIT_SUITES = [suite for suite in suites.SUITES.values() if suite.split_action]
@@ -92,7 +92,7 @@ def test_a_split_plan_is_worth_what_the_environment_says(observation, task, seed
         pieces = check_end(task, info, ROOFLINE)
         state = env._state
         assert (task.capacity - state.free == device_bytes(pieces, np.array(info["plan"].device))).all()
-        assert SplitState.replayed(state.episode, actions).plan() == info["plan"]
+        assert State.replayed(state.episode, actions).plan() == info["plan"]
         for shown in seen:
             assert shown in env.observation_space
             assert all(np.isfinite(v).all() for v in (shown.values() if isinstance(shown, dict) else [shown]))
@@ -213,7 +213,7 @@ def test_what_remains_is_what_waits(task, seed):
     p = state.episode.prepared
     while not over:
         shown, _, over, *_ = env.step(rng.integers(task.num_devices + 1))
-        waiting = [node for node, pieces in zip(state.episode.order, state.waiting, strict=True) for _ in pieces]
+        waiting = np.repeat(state.episode.order, state.waiting[:-1])
         whole = p.nodes.whole
         for column, values in enumerate([np.ones(len(p.nodes)), p.alone, p.sizes, p.nodes.pieces.tables.dim]):
             share = values[waiting].sum() / (values[whole].sum() or 1)

@@ -9,20 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard_gym import Plan, Task, make_pool
-from shard_gym.bridge.perf import TorchRecPerf
-from shard_gym.bridge.storage import storage
-from shard_gym.bridge.storage_reserves import Reserve
-from shard_gym.bridge.storage_shards import Setup, shards
 from shard_gym.errors import InvalidPlan, InvalidTask, UnknownName
-from shard_gym.evaluate import score
-from shard_gym.links import Links
-from shard_gym.memory import device_bytes
+from shard_gym.memory.shards import Setup, shards
+from shard_gym.memory.storage import storage
+from shard_gym.memory.usage import device_bytes
+from shard_gym.results.evaluate import score
 from shard_gym.simulators import Latency
-from shard_gym.stats import Budget, imbalance, plan_stats, report, room, setup_of, tables_of
-from shard_gym.stats.explain import table_index
-from shard_gym.stats.text import runs
-from shard_gym.tables import GB
-from shard_gym.tasks import Constraints
+from shard_gym.simulators.torchrec import TorchRecPerf
+from shard_gym.tables.pool import GB
+from shard_gym.task.links import Links
+from shard_gym.task.task import Constraints
+from shard_gym.torchrec.report import limits, report, runs
+from shard_gym.torchrec.stats import plan_stats, setup_of, table_index, tables_of
+from shard_gym.torchrec.values import Capacity, Reserve, imbalance
 from tests.storage_helpers import collection, constraint
 
 # TorchRec and FBGEMM tell those who write them what is deprecated
@@ -160,15 +159,15 @@ def test_ranks_are_those_of_torchrecs_own_statistics():
     stats = plan_stats(task, plan)
     assert [rank.hbm_bytes + 10**6 + 10**5 for rank in stats.ranks] == hbm
     expected = [(p.fwd_compute, p.fwd_comms, p.bwd_comms, p.bwd_compute, p.total) for p in perf]
-    found = [tuple(rank.torchrec.to_dict().values()) for rank in stats.ranks]
+    found = [tuple(vars(rank.torchrec).values()) for rank in stats.ranks]
     assert np.array(found) == pytest.approx(np.array(expected), rel=1e-12)
     path = theirs._calculate_critical_path(options).total()
     assert sum(slowest.ms for slowest in stats.critical_path("torchrec").values()) == pytest.approx(path, rel=1e-12)
 
 
 def test_capacity_is_what_reserves_leave():
-    budget = Budget(10**9, 2 * 10**9, Reserve(0.15, dense_bytes=10**8, kjt_bytes=10**7))
-    stats = plan_stats(four_ranks(), Plan((0,) * 5), budget=budget)
+    capacity = Capacity(10**9, 2 * 10**9, Reserve(0.15, dense_bytes=10**8, kjt_bytes=10**7))
+    stats = plan_stats(four_ranks(), Plan((0,) * 5), capacity=capacity)
     assert {(r.hbm_capacity, r.ddr_capacity) for r in stats.ranks} == {(740_000_000, 2 * 10**9)}
     assert stats.to_dict()["budget"]["share_bytes"] == 150_000_000
     assert "0.931 GB - 0.140 fragmentation reserve (15%) - 0.093 dense - 0.009 KJT = 0.689 GB" in report(stats)
@@ -176,7 +175,7 @@ def test_capacity_is_what_reserves_leave():
 
 def test_tables_in_host_memory_fill_ddr():
     task = replace(four_ranks(), accounting="torchrec")
-    stats = plan_stats(task, Plan((0,) * 5), tables=tables_of(task, "fused_uvm"), budget=Budget(ddr_bytes=10**5))
+    stats = plan_stats(task, Plan((0,) * 5), tables=tables_of(task, "fused_uvm"), capacity=Capacity(ddr_bytes=10**5))
     assert stats.ranks[0].ddr_bytes == task.tables.weight_bytes.sum() > 10**5
     assert any("of DDR" in problem for problem in stats.problems) and "kernel fused_uvm" in stats.notes[0]
     with pytest.raises(InvalidTask, match="kernel"):
@@ -213,11 +212,11 @@ def test_plans_for_other_tasks_are_refused():
 
 def test_budgets_without_room_are_refused():
     with pytest.raises(InvalidTask, match="hbm_bytes"):
-        Budget(reserve=Reserve(0.1))
+        Capacity(reserve=Reserve(0.1))
     with pytest.raises(InvalidTask, match="11 bytes too few"):
-        Budget(100, reserve=Reserve(dense_bytes=110))
+        Capacity(100, reserve=Reserve(dense_bytes=110))
     with pytest.raises(InvalidTask, match="positive"):
-        Budget(-1)
+        Capacity(-1)
 
 
 def test_unknown_tables_are_told_near_names():
@@ -254,16 +253,16 @@ def test_json_has_a_stable_schema(roofline):
 
 def test_why_there_is_no_plan():
     tables = make_pool(rows=[100, 100, 100], dim=4, pooling=1, dtype="fp32")  # 1,600 bytes each
-    too_large, too_much = (room(Task(tables, memory)) for memory in ((1_500,) * 4, (1_600, 1_700)))
+    too_large, too_much = (limits(Task(tables, memory)) for memory in ((1_500,) * 4, (1_600, 1_700)))
     assert (too_large.feasible, too_large.missing()) == (False, {"largest table": 100, "all tables": 4_800 - 6_000})
     assert (too_much.feasible, too_much.missing()) == (False, {"largest table": -100, "all tables": 1_500})
     assert "100 too few" in too_large.reason and "1,500 bytes too few" in too_much.reason
     assert "NO PLAN" in too_large.text() and "none, 1,200 left" in too_large.text()
-    roomy = room(Task(tables, (1_600, 3_200)))
+    roomy = limits(Task(tables, (1_600, 3_200)))
     assert roomy.feasible and roomy.text().startswith("there is a plan")
-    pinned = room(Task(tables, (4_000,) * 2, constraints=Constraints(pin=((0, 0), (1, 0), (2, 0)))))
+    pinned = limits(Task(tables, (4_000,) * 2, constraints=Constraints(pin=((0, 0), (1, 0), (2, 0)))))
     assert pinned.constraints == ("pin",) and "800 bytes too few there" in pinned.reason
-    assert room(Task(tables, (2_400,) * 2)).least_bytes == 2_400  # though there is no plan either: three on two devices
+    assert limits(Task(tables, (2_400,) * 2)).least_bytes == 2_400  # though three on two devices have no plan
 
 
 def test_ranks_are_told_as_runs():

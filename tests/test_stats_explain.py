@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard_gym import Task, make_pool
-from shard_gym.bridge.perf import table_perfs
-from shard_gym.bridge.storage_shards import KERNELS, OPTIMIZERS, PIPELINES, Feature, Setup, Table
-from shard_gym.links import Links
-from shard_gym.stats import explain, setup_of, tables_of
-from shard_gym.stats.explain import alone
-from shard_gym.tables import GB
+from shard_gym.memory.shards import KERNELS, PIPELINES, STATES, Feature, Setup, Table
+from shard_gym.simulators.torchrec import table_perfs
+from shard_gym.tables.pool import GB
+from shard_gym.task.links import Links
+from shard_gym.torchrec.stats import alone, explain, setup_of, tables_of
 
 
 def worked_example():
@@ -70,7 +69,7 @@ def test_every_step_is_what_its_numbers_make(data):
         features=tuple(draw(st.lists(feature, min_size=1, max_size=3))),
         pooled=draw(st.booleans()),
         weighted=draw(st.booleans()),
-        optimizer=draw(st.sampled_from(["none", *OPTIMIZERS.values()])),
+        optimizer=draw(st.sampled_from(list(STATES))),
         kernel="dense" if kind == "dp" else draw(st.sampled_from([k for k in KERNELS if k != "dense"])),
         cache_load_factor=draw(st.floats(0.01, 1)),
         prefetch_passes=draw(st.integers(1, 5)),

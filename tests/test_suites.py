@@ -6,11 +6,12 @@ import pytest
 
 from shard_gym import suites
 from shard_gym.errors import InfeasibleTask, UnknownName
-from shard_gym.memory import device_bytes, table_bytes
-from shard_gym.random_plans import first_fit_decreasing, random_placements
+from shard_gym.memory.usage import device_bytes, table_bytes
+from shard_gym.plan.feasibility import first_fit_decreasing
+from shard_gym.plan.random_plans import random_placements
 from shard_gym.simulators import make
-from shard_gym.suites import SPLITS, SUITES
-from shard_gym.tables import GB
+from shard_gym.tables.pool import GB
+from shard_gym.task.suites import SPLITS, SUITES
 
 # Content of every task of every split, in order: a published suite is the same on any machine, for ever.
 FROZEN = {

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shard_gym.errors import InvalidPool
-from shard_gym.tables import FEATURES, NUM_BINS, TablePool, bin_of, make_pool, use_histogram
+from shard_gym.tables.histograms import NUM_BINS, bin_of, use_histogram
+from shard_gym.tables.pool import FEATURES, TablePool, make_pool
 
 
 def test_bins_are_autoshards():

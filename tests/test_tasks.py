@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from shard_gym import Constraints, Task, make_pool
 from shard_gym.errors import CorruptFile, InvalidTask, UnknownName
-from shard_gym.links import Links
-from shard_gym.memory import device_bytes, device_sums, overshoot, table_bytes
+from shard_gym.memory.usage import device_bytes, device_sums, overshoot, table_bytes
+from shard_gym.task.links import Links
 
 
 def test_a_task_is_a_value(tiny_task):

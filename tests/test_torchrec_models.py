@@ -3,10 +3,10 @@
 import pytest
 
 from shard_gym import Plan, simulators
-from shard_gym.bridge.modules import task_of_module
-from shard_gym.bridge.plans import to_torchrec
 from shard_gym.errors import InfeasibleTask, InvalidPlan, MissingDependency, UnknownName
-from shard_gym.links import Links
+from shard_gym.task.links import Links
+from shard_gym.torchrec.modules import task_of_module
+from shard_gym.torchrec.plans import to_torchrec
 from shard_gym_agents import make
 from shard_gym_agents.models import plan_model
 

@@ -5,17 +5,17 @@ import numpy as np
 import pytest
 
 from shard_gym import Constraints, Plan, Task, make_pool, simulators, suites
-from shard_gym.bridge.perf import TorchRecPerf
 from shard_gym.errors import InfeasibleTask, InvalidPlan, InvalidTask, MissingDependency, TimedOut, UnknownName
-from shard_gym.evaluate import score
-from shard_gym.links import Links
-from shard_gym.memory import device_bytes
-from shard_gym.metasyn import metasyn
-from shard_gym.tables import GB
+from shard_gym.memory.usage import device_bytes
+from shard_gym.results.evaluate import score
+from shard_gym.simulators.torchrec import TorchRecPerf
+from shard_gym.tables.metasyn import metasyn
+from shard_gym.tables.pool import GB
+from shard_gym.task.links import Links
 from shard_gym_agents import make
 
 pytest.importorskip("torchrec")
-from shard_gym_agents import torchrec_planner
+from shard_gym_agents.solvers import torchrec_planner
 
 SIMULATOR = simulators.make("roofline:rtx2080ti-x4-v1")
 

@@ -11,8 +11,8 @@ from multiprocessing import active_children
 import pytest
 
 from shard_gym import Plan
-from shard_gym.bridge.launch import _free_port, launch
 from shard_gym.errors import RankFailed, ShardGymError
+from shard_gym.torchrec.launch import _free_port, launch
 
 pytestmark = pytest.mark.skipif(find_spec("torchrec") is None, reason="needs TorchRec")  # ranks import this module
 BY_HAND = Plan((0, 1, 1, 0, 1, 0, 1, 0))
@@ -55,8 +55,8 @@ def refusals():
 
 
 def train_by(plan, optimizer="rowwise_adagrad"):
-    from shard_gym.bridge.modules import task_of_module
-    from shard_gym.bridge.plans import to_torchrec
+    from shard_gym.torchrec.modules import task_of_module
+    from shard_gym.torchrec.plans import to_torchrec
 
     model = example().make_model(optimizer)
     task = task_of_module(model, 2, 1, splits_allowed=True)

@@ -7,19 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard_gym import Constraints, Task, card_files, make_pool, simulators, suites
+from shard_gym import Constraints, Task, make_pool, simulators, suites
 from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidTask, MissingDependency, UnknownName
-from shard_gym.evaluate import TRACKS, Unseen, config, score
-from shard_gym.plan import violations
+from shard_gym.plan.plan import violations
+from shard_gym.records import tensors as card_files
+from shard_gym.results.evaluate import TRACKS, Unseen, config, score
 
 pytest.importorskip("torch")
 
 import torch
 
-from benchmarks import retrain, ship
-from shard_gym_agents import make, trained
-from shard_gym_agents.learners import LEARNERS, train_cli
-from shard_gym_agents.trained import FAMILIES, NotTrained, Trained
+from benchmarks import ship
+from shard_gym_agents import make
+from shard_gym_agents.cli import train as train_cli
+from shard_gym_agents.leaderboard import command
+from shard_gym_agents.learners import LEARNERS, trained
+from shard_gym_agents.learners.trained import NotTrained, Trained
 from tests.test_agents import draw_task
 from tests.trained_helpers import CARD, no_weights, save_policy, save_run, ship_policy  # noqa: F401
 
@@ -50,7 +53,7 @@ def test_shipped_weights_say_what_they_took_and_how_to_train_them_again(learner,
     options = train_cli._parser(module, LEARNERS[learner][1]).parse_args(words)
     assert (options.suite, options.seed) == (suite, card["seed"])
     assert all(getattr(options, name) == value for name, value in card["config"].items())
-    assert retrain.folder_of(card["command"]) == trained.RETRAINED / learner / suite
+    assert command.folder_of(card["command"]) == trained.RETRAINED / learner / suite
 
 
 @shipped
@@ -87,9 +90,9 @@ def test_shipped_weights_keep_constraints(learner, suite):
 
 
 def test_every_suite_has_a_family():
-    for key in suites.SUITES:
-        assert sum(key.startswith(begins) for begins in FAMILIES) == 1
-    assert all(family in suites.SUITES for family in (*FAMILIES.values(), *trained.OF_NO_SUITE.values()))
+    families = {suite.family for suite in suites.SUITES.values()}
+    assert families == {"metasyn-80x8", "dlrm-50x4", "core-60x4", "tightmix-80x8"} <= suites.SUITES.keys()
+    assert set(trained.OF_NO_SUITE.values()) <= families
 
 
 def serving(learner, suite):

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidTask
-from shard_gym_agents import cli
-from shard_gym_agents.learners import LEARNERS, checkpoints, training
-from shard_gym_agents.learners.checkpoints import load_tensors, packed, save_tensors, unpack
-from shard_gym_agents.learners.training import Settings, TrainingFailed, Validation, episode_seeds, train
+from shard_gym_agents.cli import main as cli
+from shard_gym_agents.learners import LEARNERS, training
+from shard_gym_agents.learners import learner as learner_files
+from shard_gym_agents.learners.learner import episode_seeds, load_tensors, packed, save_tensors, unpack
+from shard_gym_agents.learners.training import Schedule, TrainingFailed, Validation, train
 from tests.learner_helpers import (  # noqa: F401
     FakeConfig,
     FakeLearner,
@@ -27,7 +28,7 @@ from tests.learner_helpers import (  # noqa: F401
 )
 
 pytestmark = pytest.mark.usefixtures("toy_planner", "one_thread")
-OFTEN = Settings(iterations=4, validate_every=1, checkpoint_seconds=0.0)
+OFTEN = Schedule(iterations=4, validate_every=1, checkpoint_seconds=0.0)
 
 
 def fake(seed=0, **config):
@@ -158,7 +159,7 @@ def test_files_of_other_kinds_and_features_are_refused(tmp_path, monkeypatch):
     assert torch.equal(load_tensors(path, "policy")[0]["a"], torch.ones(2))
     with pytest.raises(CorruptFile, match="holds a policy, expected a checkpoint"):
         load_tensors(path, "checkpoint")
-    monkeypatch.setattr(checkpoints, "FEATURES", checkpoints.FEATURES[::-1])
+    monkeypatch.setattr(learner_files, "FEATURES", learner_files.FEATURES[::-1])
     with pytest.raises(CorruptFile, match="expects features"):
         load_tensors(path, "policy")
 

@@ -9,14 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shard_gym import Constraints, Task, make_pool, simulators, suites
-from shard_gym.bank import Bank
-from shard_gym.env import ShardingEnv
-from shard_gym.episodes import ORDERS
-from shard_gym.links import Links
-from shard_gym.observations import OBSERVATIONS
-from shard_gym.rewards import REWARDS
+from shard_gym.envs.bank import Bank
+from shard_gym.envs.env import ShardingEnv
+from shard_gym.envs.episodes import ORDERS
+from shard_gym.envs.observations import OBSERVATIONS
+from shard_gym.envs.rewards import REWARDS
+from shard_gym.envs.vector_env import ShardingVectorEnv
 from shard_gym.simulators.learned import Learned
-from shard_gym.vector_env import ShardingVectorEnv
+from shard_gym.task.links import Links
 from tests.env_helpers import PoolingMs, Slow, tiny_task
 from tests.vector_helpers import MODES, assert_same, pair, play_alike, reset_alike
 
@@ -37,7 +37,7 @@ lenient = settings(max_examples=60, deadline=None, suppress_health_check=[Health
 @pytest.fixture(scope="module")
 def learned():
     pytest.importorskip("torch")
-    from shard_gym.cost_models.fit import Settings, fit
+    from shard_gym.measuring.fit import Settings, fit
     from tests.cost_model_helpers import made_up
 
     return Learned(fit(made_up(100), "ours", settings=Settings(epochs=1)))
@@ -151,12 +151,12 @@ def test_given_tasks_are_forgotten_when_nobody_plays_them():
     env.reset(seed=0)
     for i in range(50):
         env.reset(options={"task": larger_task(8 - i % 4, name=str(i)), "reset_mask": np.array([True, i % 2 == 0])})
-    assert env._shelf.num_slots <= 4 and len(env._shelf.rows.size) < 100
+    assert env._shelf.num_slots <= 4 and len(env._shelf.rows.node) < 100
 
 
 def test_make_vec_takes_every_id_and_the_arguments():
     for suite in suites.SUITES.values():
-        assert gym.spec(suite.env_id).vector_entry_point == "shard_gym.vector_env:make_vector_env"
+        assert gym.spec(suite.env_id).vector_entry_point == "shard_gym.envs.vector_env:make_vector_env"
     env = gym.make_vec("ShardGym-Core-60x4", num_envs=6, split="test", observation="full", autoreset_mode="SameStep")
     assert isinstance(env, ShardingVectorEnv)
     assert env.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP and env.spec.id == "ShardGym-Core-60x4"

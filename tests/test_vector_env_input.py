@@ -4,9 +4,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from shard_gym.env import BadAction, NoEpisode, ShardingEnv
+from shard_gym.envs.env import BadAction, NoEpisode, ShardingEnv
+from shard_gym.envs.vector_env import BadBatch, ShardingVectorEnv
 from shard_gym.errors import InvalidTask, ShardGymError, UnknownName
-from shard_gym.vector_env import BadBatch, ShardingVectorEnv
 from tests.env_helpers import PoolingMs, tiny_task
 from tests.vector_helpers import assert_same
 

@@ -76,4 +76,18 @@ def test_the_wheel_works_without_extras(installed, tmp_path):
         link_distribution(name, core)
     env = os.environ | {"PYTHONPATH": f"{installed}{os.pathsep}{core}"}
     run(sys.executable, "-S", "-c", USE, installed, cwd=tmp_path, env=env)
-    run(sys.executable, "-S", installed / "bin" / "shard-gym", "--help", cwd=tmp_path, env=env)
+    command = (sys.executable, "-S", installed / "bin" / "shard-gym")
+    run(*command, "--help", cwd=tmp_path, env=env)
+    run(
+        *command,
+        "leaderboard",
+        "--suite",
+        "dlrm-10x4",
+        "--agents",
+        "cost-greedy",
+        "--tasks",
+        "1",
+        cwd=tmp_path,
+        env=env,
+    )
+    assert (tmp_path / "runs" / "leaderboard" / "dlrm-10x4.md").exists()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shard_gym import suites
-from shard_gym_agents import trained
+from shard_gym_agents.learners import trained
 from shard_gym_agents.learners.rnn import Net, Rnn
 
 # what shipped weights tell

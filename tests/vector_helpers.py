@@ -3,9 +3,9 @@
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from shard_gym.env import ShardingEnv
+from shard_gym.envs.env import ShardingEnv
+from shard_gym.envs.vector_env import ShardingVectorEnv
 from shard_gym.simulators import Latency
-from shard_gym.vector_env import ShardingVectorEnv
 
 MODES = tuple(mode.value for mode in AutoresetMode)
 

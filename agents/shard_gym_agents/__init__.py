@@ -7,7 +7,7 @@ when asked for, so an absent extra only matters then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -15,34 +15,31 @@ from inspect import signature
 from typing import Any
 
 from shard_gym.errors import InvalidTask, MissingDependency, UnknownName
-from shard_gym.plan import Plan
-from shard_gym.simulators import Simulator
-from shard_gym.tasks import Task
 from shard_gym_agents.learners import LEARNERS
+from shard_gym_agents.solvers.solver import Solver
 
 __all__ = ["AGENTS", "Solver", "make", "names", "options"]
 
-Solver = Callable[[Task, Simulator], Plan]
 ENTRY_POINTS = "shard_gym.agents"  # where other packages register theirs
 
 AGENTS: dict[str, tuple[str, Mapping[str, Any]]] = {
-    "random": ("shard_gym_agents.random:Random", {}),
-    "random-search": ("shard_gym_agents.random:RandomSearch", {}),
-    "round-robin": ("shard_gym_agents.greedy:RoundRobin", {}),
-    "size-greedy": ("shard_gym_agents.greedy:Greedy", {"cost": "size"}),
-    "dim-greedy": ("shard_gym_agents.greedy:Greedy", {"cost": "dim"}),
-    "lookup-greedy": ("shard_gym_agents.greedy:Greedy", {"cost": "lookup"}),
-    "size-lookup-greedy": ("shard_gym_agents.greedy:Greedy", {"cost": "size-lookup"}),
-    "size-lookup-log-greedy": ("shard_gym_agents.greedy:Greedy", {"cost": "size-lookup-log"}),
-    "cost-greedy": ("shard_gym_agents.greedy:CostGreedy", {}),
-    "local-search": ("shard_gym_agents.local_search:LocalSearch", {}),
-    "beam": ("shard_gym_agents.beam:Beam", {}),
-    "neuroshard": ("shard_gym_agents.neuroshard:NeuroShard", {}),
-    "auto": ("shard_gym_agents.auto:Auto", {}),
-    "milp": ("shard_gym_agents.exact:Milp", {}),
-    "reshard": ("shard_gym_agents.reshard:Reshard", {}),
-    "torchrec-planner": ("shard_gym_agents.torchrec_planner:TorchRecPlanner", {}),
-    **{name: ("shard_gym_agents.trained:Trained", {"learner": name}) for name in LEARNERS},
+    "random": ("shard_gym_agents.solvers.random:Random", {}),
+    "random-search": ("shard_gym_agents.solvers.random:RandomSearch", {}),
+    "round-robin": ("shard_gym_agents.solvers.greedy:RoundRobin", {}),
+    "size-greedy": ("shard_gym_agents.solvers.greedy:Greedy", {"cost": "size"}),
+    "dim-greedy": ("shard_gym_agents.solvers.greedy:Greedy", {"cost": "dim"}),
+    "lookup-greedy": ("shard_gym_agents.solvers.greedy:Greedy", {"cost": "lookup"}),
+    "size-lookup-greedy": ("shard_gym_agents.solvers.greedy:Greedy", {"cost": "size-lookup"}),
+    "size-lookup-log-greedy": ("shard_gym_agents.solvers.greedy:Greedy", {"cost": "size-lookup-log"}),
+    "cost-greedy": ("shard_gym_agents.solvers.greedy:CostGreedy", {}),
+    "local-search": ("shard_gym_agents.search.local_search:LocalSearch", {}),
+    "beam": ("shard_gym_agents.search.beam:Beam", {}),
+    "neuroshard": ("shard_gym_agents.search.beam:NeuroShard", {}),
+    "auto": ("shard_gym_agents.search.local_search:Auto", {}),
+    "milp": ("shard_gym_agents.search.exact:Milp", {}),
+    "reshard": ("shard_gym_agents.search.reshard:Reshard", {}),
+    "torchrec-planner": ("shard_gym_agents.solvers.torchrec_planner:TorchRecPlanner", {}),
+    **{name: ("shard_gym_agents.learners.trained:Trained", {"learner": name}) for name in LEARNERS},
 }
 
 
@@ -58,7 +55,7 @@ def make(name: str, **config: Any) -> Solver:
 
 
 def options(name: str) -> frozenset[str]:
-    """What `make` takes for that agent beside its name, `seed` or `budget` for example."""
+    """Options that `make` takes for an agent, `seed` or `budget` for example."""
     solver, defaults = _found(name)
     try:
         return frozenset(signature(solver).parameters.keys() - defaults.keys())

@@ -1,4 +1,4 @@
-"""From a TorchRec model to the plan that it is trained by, in one call.
+"""Plans for TorchRec models, in one call.
 
     from shard_gym_agents.models import plan_model
 
@@ -17,16 +17,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
 import shard_gym_agents
 from shard_gym import simulators
-from shard_gym.bridge.batches import Profiler
-from shard_gym.bridge.configs import Pooling
-from shard_gym.bridge.library import require_torchrec
-from shard_gym.bridge.modules import task_of_module
-from shard_gym.bridge.perf import ranks_per_host
-from shard_gym.bridge.plans import to_torchrec
 from shard_gym.errors import RankFailed
-from shard_gym.own_tables import TaskSettings
-from shard_gym.plan import Plan
-from shard_gym.tasks import Task
+from shard_gym.plan.plan import Plan
+from shard_gym.simulators.torchrec import ranks_per_host
+from shard_gym.tables.configs import Pooling
+from shard_gym.task.own import TaskSettings
+from shard_gym.task.task import Task
+from shard_gym.torchrec.batches import Profiler
+from shard_gym.torchrec.modules import require_torchrec, task_of_module
+from shard_gym.torchrec.plans import to_torchrec
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class ModelSettings(TaskSettings, total=False):
-    """What `task_of_module` takes beside the model and its devices."""
+    """Options of `task_of_module` beside the model and its devices."""
 
     pooling: Pooling | None
     profile: Profiler | None
@@ -42,7 +41,7 @@ class ModelSettings(TaskSettings, total=False):
 
 
 class PlannedModel(NamedTuple):
-    """What was planned, the plan, and the same plan as TorchRec takes it."""
+    """A planned task, the plan, and the same plan as TorchRec takes it."""
 
     task: Task
     plan: Plan
@@ -87,7 +86,7 @@ def _world_size() -> int | None:
 
 
 def _of_first_rank(plan: Callable[[], tuple[Task, Plan]]) -> tuple[Task, Plan]:
-    """What rank 0 plans, on every rank; searches that end by the clock would not agree. Its failure ends all."""
+    """Plan on rank 0 for every rank: searches that end by the clock would not agree. Its failure ends all ranks."""
     from torch import distributed
 
     if _world_size() is None:

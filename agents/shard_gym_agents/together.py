@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shard_gym.errors import InfeasibleTask, InvalidTask
-from shard_gym.plan import Plan
-from shard_gym.rowwise.tiers import RowTask, TieredPlan, worth
+from shard_gym.flexshard.tiers import RowTask, TieredPlan, worth
+from shard_gym.plan.plan import Plan
 from shard_gym.simulators import Simulator
-from shard_gym.tasks import Task
-from shard_gym_agents.flexshard import Frontier
+from shard_gym.task.task import Task
+from shard_gym_agents.solvers.flexshard import Frontier
 
 BUDGETS = 9  # amounts of memory for the tiers that are tried
 

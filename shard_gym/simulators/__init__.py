@@ -1,9 +1,12 @@
-"""What a plan costs. `make("roofline:rtx2080ti-x4-v1")` builds a simulator by its id."""
+"""Simulators: the cost of a plan. `make("roofline:rtx2080ti-x4-v1")` builds a simulator by its id."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
 
 from shard_gym.errors import UnknownName
 from shard_gym.simulators.base import Counted, FastSimulator, Latency, Simulator, single_costs
@@ -11,6 +14,7 @@ from shard_gym.simulators.roofline import PRESETS, Roofline
 
 __all__ = [
     "DEFAULT",
+    "SIMULATORS",
     "Counted",
     "FastSimulator",
     "Latency",
@@ -22,46 +26,41 @@ __all__ = [
 ]
 
 DEFAULT = "roofline:h100-v1"  # of tasks that belong to no suite
+WEIGHTS = ".safetensors"  # how files of fits end
 
-# id -> builder. A published id never changes its numbers: a change gets a new version.
-_BUILDERS: dict[str, Callable[[], Simulator]] = {
-    f"roofline:{name}-v1": partial(Roofline, preset) for name, preset in PRESETS.items()
+Builder = Callable[[], Simulator]
+
+
+def _made_by(path: str, *arguments: str) -> Builder:
+    """A call of `module:function` with these arguments; the module is imported then."""
+    module, _, name = path.partition(":")
+    return lambda: getattr(import_module(module), name)(*arguments)
+
+
+def _fits() -> list[str]:
+    """Names of the fits that come with the package: each `fits/NAME.safetensors` is the simulator `learned:NAME`."""
+    there = (Path(file.name) for file in (files("shard_gym.simulators") / "fits").iterdir())
+    return sorted(file.stem for file in there if file.suffix == WEIGHTS)
+
+
+# A published id never changes its numbers: a change gets a new version.
+SIMULATORS: dict[str, Builder] = {
+    **{f"roofline:{name}-v1": partial(Roofline, preset) for name, preset in PRESETS.items()},
+    **{f"learned:{name}": _made_by("shard_gym.simulators.learned:make_shipped", name) for name in _fits()},
+    **{f"fbgemm:{device}": _made_by("shard_gym.measuring.fbgemm:make_fbgemm", device) for device in ("cpu", "cuda")},
+    "torchrec:cuda-v1": _made_by("shard_gym.simulators.torchrec:TorchRecPerf"),
 }
-
-
-def _fbgemm(device: str) -> Simulator:
-    """The operator at hand, measured when asked; needs torch and FBGEMM."""
-    from shard_gym.simulators.fbgemm import Fbgemm, Settings
-
-    return Fbgemm(Settings(device=device))
-
-
-def _learned(name: str) -> Simulator:
-    """A fit that is shipped."""
-    from shard_gym.simulators.learned import Learned, shipped
-
-    return Learned(shipped(name))
-
-
-def _torchrec() -> Simulator:
-    """What TorchRec's planner believes; needs no TorchRec."""
-    from shard_gym.bridge.perf import TorchRecPerf
-
-    return TorchRecPerf()
-
-
-_BUILDERS |= {f"fbgemm:{device}": partial(_fbgemm, device) for device in ("cpu", "cuda")}
-_BUILDERS |= {f"learned:{name}": partial(_learned, name) for name in ("cpu-v1", "cpu-judge-v1")}
-_BUILDERS["torchrec:cuda-v1"] = _torchrec
 
 
 def registered() -> tuple[str, ...]:
     """Ids that `make` knows."""
-    return tuple(sorted(_BUILDERS))
+    return tuple(sorted(SIMULATORS))
 
 
 def make(simulator_id: str) -> Simulator:
-    """The simulator of that id."""
-    if simulator_id not in _BUILDERS:
-        raise UnknownName("simulator", simulator_id, _BUILDERS)
-    return _BUILDERS[simulator_id]()
+    """The simulator of that id, or of a weights file (a path that ends in .safetensors)."""
+    if simulator_id.endswith(WEIGHTS):
+        return _made_by("shard_gym.simulators.learned:Learned", simulator_id)()
+    if simulator_id not in SIMULATORS:
+        raise UnknownName("simulator", simulator_id, (*SIMULATORS, f"FILE{WEIGHTS}"))
+    return SIMULATORS[simulator_id]()

@@ -9,12 +9,14 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from shard_gym.errors import InvalidPlan, UnknownName
-from shard_gym.memory import device_sums
-from shard_gym.tasks import OBJECTIVES, Task
+from shard_gym.memory.usage import device_sums
+from shard_gym.task.links import Links
+from shard_gym.task.task import OBJECTIVES, Task
 
 TABLES_AT_ONCE = 64  # costed one by one in one call, to bound memory on many devices
 SHARDS_AT_ONCE = 2**14  # decoded in one call where every device is tried in turn
 GRAIN = 2.0**14  # embeddings are multiples of 1/GRAIN: float64 sums of them are exact in any order
+PASSES = {"forward": (True, False), "backward": (False, True), "both": (True, True)}  # of a phase: forward, backward
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +37,7 @@ class Latency:
         return self.forward_compute + self.backward_compute
 
     def cost(self, objective: str) -> np.ndarray:
-        """What each device costs, (..., K).
+        """The cost of each device, (..., K).
 
         "kernel": its computation (AutoShard). "iteration": the slowest forward computation, which all wait for,
         then its own communication and backward computation (DreamShard).
@@ -70,13 +72,41 @@ class Simulator(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Maxima:
+    """A phase that takes a shard the longest of some sums, and a fixed time where the shard has a table; speed 1."""
+
+    sums: tuple[tuple[int, ...], ...]  # of each sum the columns of the embedding that it adds up, us
+    fixed_ms: float
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """Passes that take a shard (base + fixed) * factor us each, as the mean of M members; speed 1.
+
+    Bases and totals are the last columns of the shard's sum: Q totals, then the bases of each member's two passes. The
+    factor is a network of one hidden layer, from the fourth roots of the totals. It grows with them: weights of
+    `hidden`, `out` and `fixed` are positive.
+    """
+
+    own: int  # columns of the embedding that come before the totals
+    fixed: np.ndarray  # (M, 2)
+    hidden: np.ndarray  # (M, Q, U)
+    hidden_bias: np.ndarray  # (M, U)
+    out: np.ndarray  # (M, U, 2)
+    out_bias: np.ndarray  # (M, 2)
+
+
 class FastSimulator:
-    """A simulator in two functions, so that callers can keep running sums instead of whole placements."""
+    """A simulator in two functions, so that callers can keep running sums instead of whole placements.
+
+    What else it can do is said by the methods below `latency`: bounds, exact solvers and searches ask them.
+    """
 
     id: str
 
     def embed(self, task: Task) -> np.ndarray:
-        """What each table adds to its device's sum, float64 (N, H), in multiples of 1/GRAIN."""
+        """The row that each table adds to its device's sum, float64 (N, H), in multiples of 1/GRAIN."""
         raise NotImplementedError
 
     def decode(self, task: Task, sums: np.ndarray) -> Latency:
@@ -87,6 +117,30 @@ class FastSimulator:
         """Latencies of placements, int (..., N) with -1 for a table not placed."""
         placements = checked(task, placements)
         return self.decode(task, device_sums(self.embed(task), placements, task.num_devices))
+
+    @property
+    def uncounted(self) -> FastSimulator:
+        """The simulator itself, where this one counts the plans it is asked about."""
+        return self
+
+    def all_to_all(self, task: Task) -> tuple[Links, int] | None:
+        """Wires and batch of the all-to-alls of an iteration; None: communication is something else."""
+        return None
+
+    def maxima(self, phase: str) -> Maxima | None:
+        """The costs of a phase (see PASSES) as maxima of sums, for bounds and exact solvers; None: they are not."""
+        return None
+
+    def factors(self) -> Factors | None:
+        """The costs as products of sums and growing factors, for bounds; None: they are not."""
+        return None
+
+    def doubt(self, task: Task, sums: np.ndarray, other: np.ndarray) -> float | None:
+        """Standard deviation of how much sooner one plan ends than another, ms, from the sums of both, (K, H).
+
+        None: it knows no more than the spread of devices.
+        """
+        return None
 
 
 def checked(task: Task, placements: np.ndarray) -> np.ndarray:
@@ -122,7 +176,7 @@ def single_costs(simulator: Simulator, task: Task) -> np.ndarray:
 
 
 def costs_with(task: Task, simulator: FastSimulator, sums: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """What each device would cost if it took one more table: sums (..., K, H), table (..., H) -> (..., K)."""
+    """The cost of each device if it took one more table: sums (..., K, H), table (..., H) -> (..., K)."""
     if task.objective == "kernel":  # a device's cost depends on nothing but its own tables
         return simulator.decode(task, sums + table[..., None, :]).compute
     *_, k, width = sums.shape
@@ -148,6 +202,10 @@ class Counted(FastSimulator):
     def __init__(self, simulator: FastSimulator) -> None:
         self.simulator, self.id, self.calls = simulator, simulator.id, 0
 
+    @property
+    def uncounted(self) -> FastSimulator:
+        return self.simulator.uncounted
+
     def embed(self, task: Task) -> np.ndarray:
         return self.simulator.embed(task)
 
@@ -157,7 +215,7 @@ class Counted(FastSimulator):
 
 
 class CountedCalls:
-    """Any other simulator that counts the plans it was asked about."""
+    """A simulator that is not fast, and counts the plans it was asked about."""
 
     def __init__(self, simulator: Simulator) -> None:
         self.simulator, self.id, self.calls = simulator, simulator.id, 0

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from shard_gym.cost_models import features
-from shard_gym.cost_models.networks import make_network, on_grid
-from shard_gym.cost_models.weights import Weights, links_of
 from shard_gym.errors import CorruptFile
-from shard_gym.simulators.base import FastSimulator, Latency
-from shard_gym.tasks import Task
+from shard_gym.simulators import features
+from shard_gym.simulators.base import Factors, FastSimulator, Latency
+from shard_gym.simulators.networks import Weights, links_of, make_network, on_grid
+from shard_gym.task.links import Links
+from shard_gym.task.task import Task
 
 TABLES, DIMS, FAR = range(3)  # the columns of an embedding before the network's
 OWN = 3
@@ -24,8 +24,13 @@ FARTHEST = 3.0  # distances count up to here in the spread
 @cache
 def shipped(name: str) -> Weights:
     """The weights that come with the package, such as "cpu-v1" of `learned:cpu-v1`."""
-    with as_file(files("shard_gym") / "cost_models" / "weights" / f"{name}.safetensors") as path:
+    with as_file(files("shard_gym.simulators") / "fits" / f"{name}.safetensors") as path:
         return Weights.load(path)
+
+
+def make_shipped(name: str) -> Learned:
+    """The simulator of a fit that comes with the package."""
+    return Learned(shipped(name))
 
 
 class Learned(FastSimulator):
@@ -49,7 +54,7 @@ class Learned(FastSimulator):
         self.links = links_of(self.card)
 
     def distance(self, task: Task) -> np.ndarray:
-        """How far each table is outside what was fitted, in standard deviations of the fitted tables, (N,).
+        """Distance of each table from the range of the fit, in standard deviations of the fitted tables, (N,).
 
         The farthest of dim, bytes of a row, rows and pooling; 0 inside.
         """
@@ -75,8 +80,16 @@ class Learned(FastSimulator):
         distance = sums[..., FAR] / np.maximum(sums[..., TABLES], 1)
         return Latency(times[0], comm, comm, times[1], spread=times[2], distance=distance)
 
+    def all_to_all(self, task: Task) -> tuple[Links, int]:
+        """The task's wires or the card's, and the batch of the fit."""
+        return task.links or self.links, self.batch
+
+    def factors(self) -> Factors | None:
+        """The network's weights; None of a published network, whose costs may fall as tables are added."""
+        return self.network.factors(OWN)
+
     def doubt(self, task: Task, sums: np.ndarray, other: np.ndarray) -> float:
-        """Standard deviation of how much sooner one plan is done than another, ms, from the sums of both, (K, H).
+        """Standard deviation of how much sooner one plan ends than another, ms, from the sums of both, (K, H).
 
         Members answer for both plans, so what they are wrong about alike, such as a table far outside the fit that is
         in both, is no doubt. To what they differ in comes the error that they share, of the one plan.
@@ -94,7 +107,8 @@ class Learned(FastSimulator):
     def _comm(self, task: Task, sums: np.ndarray) -> np.ndarray:
         if task.objective == "kernel":
             return np.zeros(sums.shape[:-1])
-        return (task.links or self.links).all_to_all_ms(sums[..., DIMS], self.batch)
+        links, batch = self.all_to_all(task)
+        return links.all_to_all_ms(sums[..., DIMS], batch)
 
     def _times(self, shards: np.ndarray) -> np.ndarray:
         """Forward ms, backward ms and their spread at the fitted batch, (S, OWN + width) -> (3, S)."""

@@ -2,21 +2,23 @@
 
 The readable specification of what an embedding shard costs, the oracle of the tests, and the way to ask about
 hardware nobody lent us. Formulas follow FBGEMM's fused kernels; rates of the RTX 2080 Ti are calibrated to the
-figures DreamShard published for it, the other presets scale them by their data sheets (benchmarks/papers.py
+figures DreamShard published for it, the other presets scale them by their data sheets (benchmarks.papers
 prints ours beside theirs).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
-from shard_gym.histograms import kept_share
-from shard_gym.links import Links
-from shard_gym.simulators.base import GRAIN, FastSimulator, Latency
-from shard_gym.tables import at_batch
-from shard_gym.tasks import Task
+from shard_gym.memory.shards import STATES
+from shard_gym.simulators.base import GRAIN, PASSES, FastSimulator, Latency, Maxima
+from shard_gym.tables.histograms import kept_share
+from shard_gym.tables.pool import at_batch
+from shard_gym.task.links import Links
+from shard_gym.task.task import Task
 
 SECTOR = 32  # bytes of the smallest DRAM or L2 access
 BACKWARD_WORK = 3.0  # instructions of the backward pass for one of the forward pass: gradient, state, weights
@@ -56,7 +58,8 @@ class Roofline(FastSimulator):
         pooled = bags * 4 * dim  # fp32 output, or its gradient
         hits = (kept_share(row, touched, h.l2_bytes) * np.maximum(looked_up - touched, 0)).sum(axis=1)
         passes = np.ceil(np.log2(np.maximum(tables.rows, 2)) / 8)  # radix sort, 8 bits a pass
-        state = {"sgd": 0, "rowwise_adagrad": SECTOR, "adam": 2 * sectors(4 * dim)}[task.optimizer]
+        row_state, weight_state = STATES[task.optimizer]
+        state = sectors(np.array(row_state)) + weight_state // 4 * sectors(4 * dim)
 
         forward_l2 = lookups * (8 + row) + bags * 8 + pooled
         forward_dram = forward_l2 - hits * row
@@ -88,6 +91,17 @@ class Roofline(FastSimulator):
             comm = (task.links or h.links).all_to_all_ms(sums[..., DIM], task.batch)
         return Latency(forward, comm, comm, backward)
 
+    def all_to_all(self, task: Task) -> tuple[Links, int]:
+        """The task's wires or the preset's, and the task's batch."""
+        return task.links or self.hardware.links, task.batch
+
+    def maxima(self, phase: str) -> Maxima:
+        """Passes as the longer of memory and issue; backward adds the sort to either."""
+        forward, backward = PASSES[phase]
+        columns = [[FORWARD_DRAM, FORWARD_ISSUE]] * forward + [[BACKWARD_DRAM, BACKWARD_ISSUE]] * backward
+        sums = tuple((*chosen, *[SORT] * backward) for chosen in product(*columns))
+        return Maxima(sums, self.hardware.launch_us * 1e-3 * (forward + backward))
+
 
 def sectors(row_bytes: np.ndarray) -> np.ndarray:
     """Bytes that move when a row is touched: whole sectors."""
@@ -111,8 +125,11 @@ _RTX2080TI = Hardware(
 
 
 def _newer(name: str, dram: float, l2_bytes: float, l2: float, links: Links) -> Hardware:
-    """What-if, not fitted to anything: we assume that rows of 256 bytes saturate the memory (on the RTX 2080 Ti it
-    takes 210), and that the fixed costs scale alike."""
+    """Hardware that is not fitted to anything.
+
+    We assume that rows of 256 bytes saturate the memory (on the RTX 2080 Ti it takes 210), and that the fixed costs
+    scale alike.
+    """
     lookup_ns = 256 / dram * 1e3
     faster = _RTX2080TI.lookup_ns / lookup_ns
     bag_ns, launch_us = _RTX2080TI.bag_ns / faster, _RTX2080TI.launch_us / faster

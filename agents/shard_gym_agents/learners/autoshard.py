@@ -14,30 +14,57 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shard_gym import simulators
-from shard_gym.episodes import hashed
+from shard_gym.envs.episodes import hashed
 from shard_gym.errors import InvalidTask
-from shard_gym.simulators import FastSimulator
-from shard_gym.simulators.base import counted
-from shard_gym.suites import Suite
-from shard_gym_agents.learners.ablations import without
-from shard_gym_agents.learners.autoshard_actors import Crew, Here, Order, Played, Processes, Stage
-from shard_gym_agents.learners.autoshard_costs import CostLearner, Fitting
-from shard_gym_agents.learners.autoshard_network import Net
-from shard_gym_agents.learners.autoshard_solver import AutoShard, load
-from shard_gym_agents.learners.boards import ILLEGAL
-from shard_gym_agents.learners.checkpoints import packed, under, unpack
-from shard_gym_agents.learners.impala import Episodes, vtrace
+from shard_gym.memory.usage import table_bytes
+from shard_gym.plan.nodes import Options
+from shard_gym.plan.placing import Placing
+from shard_gym.plan.plan import Plan
+from shard_gym.simulators import FastSimulator, Simulator, single_costs
+from shard_gym.task.suites import Suite
+from shard_gym.task.task import Constraints, Task
+from shard_gym_agents.learners import rollouts
+from shard_gym_agents.learners.autoshard_actors import (
+    STATE,
+    TABLE,
+    Actor,
+    Answer,
+    CostLearner,
+    CostNet,
+    Episodes,
+    Here,
+    Net,
+    OwnCosts,
+    Processes,
+    Request,
+    Stage,
+    standardised,
+)
+from shard_gym_agents.learners.learner import (
+    SuiteLearner,
+    holds,
+    load_tensors,
+    packed,
+    save_tensors,
+    to_a_tenth,
+    under,
+    unpack,
+)
+from shard_gym_agents.learners.rollouts import ILLEGAL
+from shard_gym_agents.solvers.solver import require_fast, require_number
 
-__all__ = ["AutoShard", "Config", "Learner", "load", "loss_of"]
+KIND = "autoshard"
+KEPT = ("order", "suite", "planner", "seed", "updates", "config")
 
 
 @dataclass(frozen=True)
@@ -58,7 +85,7 @@ class Config:
     decay: int = 0  # updates in which the learning rate falls to a tenth, and stays; 0: never, as published
     reward: str = ""  # "balance", "latency" or "dense"; "": the suite's own
     cost_model: bool = True  # False: no predicted cost, and tables in order of size; the paper's ablation
-    drop: str = ""  # a group of features that the policy is not shown; see `ablations.GROUPS`
+    drop: str = ""  # a group of features that the policy is not shown; see `rollouts.GROUPS`
     planner: str = ""  # one that measures, "fbgemm:cpu": costs are then learned too; "": the suite's
     cost_updates: int = 20  # of the cost network, an iteration, where it is learned
     cost_batch: int = 512  # shards
@@ -70,6 +97,22 @@ class Config:
             raise InvalidTask("num_envs is a multiple of batch, both at least 1, and lag at least 0")
         if self.actors < 0 or self.num_envs % max(self.actors, 1):
             raise InvalidTask(f"num_envs is a multiple of actors, got {self.num_envs} and {self.actors}")
+
+
+def vtrace(log_rho: Tensor, rewards: Tensor, values: Tensor, discounts: Tensor) -> tuple[Tensor, Tensor]:
+    """Targets of the values and advantages of the actions, IMPALA eq. 1 with both truncations at 1; all (T, B).
+
+    `discounts` is 0 at an episode's last step, so nothing is bootstrapped.
+    """
+    rho = log_rho.exp().clamp(max=1.0)
+    ahead = torch.cat([values[1:], torch.zeros_like(values[:1])])
+    delta = rho * (rewards + discounts * ahead - values)
+    targets, correction = torch.empty_like(values), torch.zeros_like(values[0])
+    for t in reversed(range(len(values))):
+        correction = delta[t] + discounts[t] * rho[t] * correction
+        targets[t] = values[t] + correction
+    target_ahead = torch.cat([targets[1:], torch.zeros_like(targets[:1])])
+    return targets, rho * (rewards + discounts * target_ahead - values)
 
 
 def loss_of(net: Net, played: Episodes, config: Config) -> tuple[Tensor, dict[str, float]]:
@@ -102,102 +145,107 @@ def loss_of(net: Net, played: Episodes, config: Config) -> tuple[Tensor, dict[st
     return loss, {name: float(value.detach()) for name, value in told.items()}
 
 
-class Learner:
+class Learner(SuiteLearner):
     """Actors play on many environments at once with weights that lag; the learner corrects for that by V-trace."""
 
+    splits = False
+
     def __init__(self, suite: Suite, config: Config, seed: int, device: str = "cpu") -> None:
-        if suite.split_action:
-            raise InvalidTask(f"AutoShard does not split tables: train on {suite.frozen_as}, not {suite.key}")
-        self.suite, self.config, self.seed, self.device = suite, config, seed, torch.device(device)
-        self.planner = counted(simulators.make(config.planner or suite.planner))
-        self.tasks, self.scaling = suite.tasks("train"), without(np.stack(suite.feature_scaling()), config.drop)
+        super().__init__(suite, config, seed, device, config.planner)
+        self.scaling = rollouts.without(np.stack(suite.feature_scaling()), config.drop)
         self.measures = not isinstance(self.planner, FastSimulator)
-        if not self.measures and config.planner not in ("", suite.planner):
-            why = f"{config.planner} predicts, and {suite.key} plays with {suite.planner}"
-            raise InvalidTask(f"{why}: leave out planner, or give one that measures")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        self._require_planner()
+        with self.seeded():
             self.net, self.costs = Net(), self._cost_learner() if self.measures else None
         if self.costs:  # the representations are the cost network's
             self.net.table.load_state_dict(self.costs.net.table.state_dict())
         self.net.table.requires_grad_(not self.measures)
         self.net.scaling = torch.tensor(self.scaling)
-        self.net.to(self.device)
+        self.net.to(device)
         learned = [part for part in self.net.parameters() if part.requires_grad]
         self.optimizer = torch.optim.Adam(learned, config.learning_rate)
-        self.updates = self.iterations = 0
+        self.parts = {"net": self.net, "optimizer": self.optimizer}
+        if self.costs:
+            self.parts |= {"costs": self.costs.net, "cost_optimizer": self.costs.optimizer}
+        self.updates = 0
         self.past: deque[dict[str, Tensor]] = deque(maxlen=config.lag + 1)  # weights after the last iterations
         self.past.append(self._weights())
-        self.under_way = False  # an order was sent
+        self.under_way = False  # a request was sent
 
     def _cost_learner(self) -> CostLearner:
         c = self.config
-        if self.suite.objective != "kernel" or c.reward not in ("", "balance") or not c.cost_model:
+        return CostLearner(self.tasks, self.scaling, c.cost_rate, c.cost_updates, c.cost_batch, c.cost_buffer)
+
+    def _require_planner(self) -> None:
+        """Refuse a planner that predicts but is not the suite's, or that measures what cannot be learned from."""
+        c, suite = self.config, self.suite
+        if not self.measures and c.planner not in ("", suite.planner):
+            why = f"{c.planner} predicts, and {suite.key} plays with {suite.planner}"
+            raise InvalidTask(f"{why}: leave out planner, or give one that measures")
+        if self.measures and (suite.objective != "kernel" or c.reward not in ("", "balance") or not c.cost_model):
             why = f"{self.planner.id} measures: what AutoShard learns from it are kernel costs, for the balance"
             raise InvalidTask(f"{why}; train on a MetaSyn suite, with its own reward and with the cost model")
-        fitting = Fitting(c.cost_updates, c.cost_batch, c.cost_buffer)
-        return CostLearner(self.tasks, self.scaling, c.cost_rate, fitting)
 
     @cached_property
     def stage(self) -> Stage:
-        """What actors play on."""
+        """The tasks that actors play, and how they are shown."""
         order = None if self.config.cost_model else "size"
         shown = (self.scaling, self.config.cost_model, order, self.config.reward or None, self.measures)
         return Stage(self.tasks, self.suite, *shown)
 
     @cached_property
-    def crew(self) -> Crew:
+    def crew(self) -> Here | Processes:
         """The actors, made when first needed."""
         c = self.config
         return Processes(self.stage, c.num_envs, c.actors) if c.actors else Here(self.stage, c.num_envs, self.device)
 
     @cached_property
     def order(self) -> str:
-        """How environments deal the tables."""
-        return "size" if not self.config.cost_model or self.suite.name.startswith("Tight") else "cost"
+        """The order in which environments deal the tables."""
+        return self.suite.order if self.config.cost_model else "size"
 
     def iterate(self) -> dict[str, float]:
         """Actors play one episode in each environment; the learner updates on them in batches."""
         if not self.under_way:
-            self._send(self.iterations, self.past[0])
-        played, config = self.crew.receive(), self.config
-        calls = self._measured(played) if self.measures else played.calls
+            self._send(self.iteration, self.past[0])
+        answer, config = self.crew.receive(), self.config
+        calls = self._measured(answer) if self.measures else answer.calls
         self.under_way = False
         if config.lag:  # actors go on meanwhile
-            self._send(self.iterations + 1, self.past[1 if len(self.past) > config.lag else 0])
-        generator = torch.Generator().manual_seed(_seed(self.seed, self.iterations))
-        episodes = played.episodes.to(self.device)
+            self._send(self.iteration + 1, self.past[1 if len(self.past) > config.lag else 0])
+        generator = torch.Generator().manual_seed(_seed(self.seed, self.iteration))
+        episodes = answer.episodes.to(self.device)
         if not self.updates:  # values begin where returns are, or else the first updates push all actions alike
             self.net.begin_values_at(float(episodes.rewards.sum(0).mean()))
         told = []
         for part in torch.randperm(config.num_envs, generator=generator).split(config.batch):
-            lag = float(self.updates - played.version)
+            lag = float(self.updates - answer.version)
             told.append({"lag": lag, **self._update(episodes.some(part.to(self.device)))})
         means = {name: float(np.mean([one[name] for one in told])) for name in told[0]}
         if self.costs:
             means["cost_loss"] = self.costs.fit(generator)
             self.net.table.load_state_dict(self.costs.net.table.state_dict())
-        self.iterations += 1
+        self.iteration += 1
         self.past.append(self._weights())
         counts = {"updates": float(self.updates), "steps": float(episodes.alive.sum()), "simulator_calls": float(calls)}
         return {**means, "return": float(episodes.rewards.sum(0).mean()), **counts}
 
     def _send(self, iteration: int, weights: dict[str, Tensor]) -> None:
         version = int(weights["version"])
-        self.crew.send(Order(_seed(self.seed, iteration), version, weights))
+        self.crew.send(Request(_seed(self.seed, iteration), version, weights))
         self.under_way = True
 
-    def _measured(self, played: Played) -> int:
+    def _measured(self, answer: Answer) -> int:
         """Put measured balances in the place of predicted ones, and remember what shards took; plans measured."""
         costs = []
-        for b, (index, device) in enumerate(played.plans):
+        for b, (index, device) in enumerate(answer.plans):
             latency = self.planner.latency(self.tasks[index], device)
             costs.append(latency.compute)
-            last = int(played.episodes.alive[:, b].sum()) - 1
-            if played.episodes.rewards[last, b] >= 0:  # below 0 it is over memory
-                played.episodes.rewards[last, b] = float(latency.balance)
+            last = int(answer.episodes.alive[:, b].sum()) - 1
+            if answer.episodes.rewards[last, b] >= 0:  # below 0 it is over memory
+                answer.episodes.rewards[last, b] = float(latency.balance)
         assert self.costs is not None
-        self.costs.remember(played.plans, costs)
+        self.costs.remember(answer.plans, costs)
         return len(costs)
 
     def _update(self, episodes: Episodes) -> dict[str, float]:
@@ -206,33 +254,31 @@ class Learner:
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.net.parameters(), self.config.clip)
         if self.config.decay:
-            done = min(1.0, self.updates / self.config.decay)
-            self.optimizer.param_groups[0]["lr"] = self.config.learning_rate * (1 - 0.9 * done)
+            rate = to_a_tenth(self.config.learning_rate, self.updates, self.config.decay)
+            self.optimizer.param_groups[0]["lr"] = rate
         self.optimizer.step()
         self.updates += 1
         return {**told, "gradient": float(norm)}
 
     def _weights(self) -> dict[str, Tensor]:
-        """What actors are sent."""
+        """Weights as actors are sent them."""
         return packed(net=self.net, version=self.updates, **({"costs": self.costs.net} if self.costs else {}))
 
     def state(self) -> dict[str, Tensor]:
         """Weights, those that actors still use, optimizers, shards measured and counters."""
-        out = packed(net=self.net, optimizer=self.optimizer, updates=self.updates, iterations=self.iterations)
+        out = packed(**self.parts, updates=self.updates, iterations=self.iteration)
         if self.costs:
-            out |= packed(costs=self.costs.net, cost_optimizer=self.costs.optimizer)
             out |= {f"shards/{name}": column for name, column in self.costs.state().items()}
         for i, weights in enumerate(self.past):
             out |= {f"past{i}/{name}": value for name, value in weights.items()}
         return out
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from there."""
-        unpack(state, net=self.net, optimizer=self.optimizer)
+        """Go on from a state."""
+        unpack(state, **self.parts)
         if self.costs:
-            unpack(state, costs=self.costs.net, cost_optimizer=self.costs.optimizer)
             self.costs.restore(under(state, "shards"))
-        self.updates, self.iterations = int(state["updates"]), int(state["iterations"])
+        self.updates, self.iteration = int(state["updates"]), int(state["iterations"])
         self.past.clear()
         while (held := under(state, f"past{len(self.past)}")) and len(self.past) <= self.config.lag:
             self.past.append(held)
@@ -242,10 +288,157 @@ class Learner:
         """The policy as it is now."""
         net = Net()
         net.load_state_dict(under(self._weights(), "net"))
-        card = {"order": self.order, "suite": self.suite.key, "planner": self.planner.id, "seed": self.seed}
         costs = under(self._weights(), "costs") if self.costs else None
-        return AutoShard(net, {**card, "updates": self.updates, "config": asdict(self.config)}, costs)
+        card = {**self.card(self.order), "updates": self.updates}
+        return AutoShard(net, {name: card[name] for name in KEPT}, costs)
 
 
 def _seed(seed: int, iteration: int) -> int:
     return int(hashed(seed, iteration)) % 2**63
+
+
+@dataclass(frozen=True, eq=False)
+class AutoShard:
+    """The trained policy: each table to the device of the highest score where it may go, ties to the lowest index.
+
+    `card` says what it was trained on, and the order in which it wants tables. Where it learned costs too, `costs`
+    are the weights of that network, and it asks the planner nothing.
+    """
+
+    deterministic: ClassVar[bool] = True
+    net: Net
+    card: dict[str, Any]
+    costs: Mapping[str, Tensor] | None = field(default=None, repr=False)
+
+    @property
+    def track(self) -> str:
+        """Without a cost model, or with one of its own, it asks the planner nothing."""
+        return "search" if self.card["config"]["cost_model"] and self.costs is None else "blind"
+
+    @torch.inference_mode()
+    def __call__(self, task: Task, planner: Simulator) -> Plan:
+        """Plan a task."""
+        predicted = self._predicted(planner)
+        asked = None if predicted is None else _Costs(task, predicted)
+        by = asked.alone if asked and self.card["order"] == "cost" else table_bytes(task)
+        order = np.argsort(-by, kind="stable")
+        shares = torch.arange(task.num_tables)[:, None] / task.num_tables
+        shown = torch.cat([standardised(task, self.net.scaling.numpy())[order], shares], 1)
+        tables, states, _ = self.net.states(shown[:, None])
+        scores, added = _Scores(self.net, states[:, 0]), tables[:, 0].numpy()
+        sums, costs = np.zeros((task.num_devices, TABLE), np.float32), np.zeros(task.num_devices, np.float32)
+
+        def choose(step: int, legal: np.ndarray) -> np.ndarray:
+            device = np.where(legal, scores(step, sums, costs), -np.inf).argmax(axis=1)
+            sums[device] += added[step]
+            if asked:
+                asked.take(int(order[step]), int(device[0]), costs)
+            return device
+
+        placing = asked.placing if asked else Placing.of(task)
+        return rollouts.roll_out(placing, order[None], choose, give_up=True).plan(task)
+
+    def samples(self, task: Task, planner: Simulator, count: int, seed: int = 0) -> np.ndarray:
+        """Plans drawn from the policy, (count, N); a device that is full is taken only where all are."""
+        stage = Stage(
+            tasks=(task,),
+            suite=None,
+            scaling=self.net.scaling.numpy(),
+            shows_costs=self.card["config"]["cost_model"],
+            order=self.card["order"],
+            reward="balance",
+        )
+        simulator = self._predicted(planner) or require_fast(planner)
+        actor = Actor(stage, count, simulator=simulator)
+        return np.stack([device for _, device in actor.play(Request(seed, 0, packed(net=self.net))).plans])
+
+    def _predicted(self, planner: Simulator) -> FastSimulator | None:
+        """The simulator that predicts costs, if any does."""
+        if self.costs is not None:
+            return OwnCosts(self.costs, self.net.scaling.numpy())
+        return require_fast(planner) if self.track == "search" else None
+
+    def save(self, path: str | Path, **card: Any) -> None:
+        """Write weights and card."""
+        tensors = self.net.state_dict() | {f"costs/{name}": value for name, value in (self.costs or {}).items()}
+        save_tensors(path, tensors, {**self.card, **card, "kind": KIND})
+
+
+def load(path: str | Path) -> AutoShard:
+    """Read what `save` wrote."""
+    tensors, card = load_tensors(path, KIND)
+    net, costs = Net(), under(tensors, "costs")
+    with holds(path, "AutoShard's network"):
+        net.load_state_dict({name: value for name, value in tensors.items() if not name.startswith("costs/")})
+        if costs:
+            CostNet().load_state_dict(costs)
+        return AutoShard(net, {name: card[name] for name in KEPT}, costs or None)
+
+
+class _Scores:
+    """`Net.scores` of one step, in numpy: on so few devices most of torch's time is in its calls.
+
+    The first layer acts on [state, action, state * action]; what it does with a state is done for all steps at once,
+    and a state times an action is as well the weights times the state.
+    """
+
+    def __init__(self, net: Net, states: Tensor) -> None:
+        first, self.cost = _arrays(net.first), _arrays(net.cost)
+        weight, bias = first
+        self.here = states.numpy() @ weight[:STATE] + bias  # (N, 128)
+        self.alone, self.times = weight[STATE : 2 * STATE], weight[2 * STATE :]  # (64, 128)
+        self.states = states.numpy()[..., None]  # (N, 64, 1)
+        self.layers = [_arrays(layer) for layer in net.policy if isinstance(layer, nn.Linear)]
+
+    def __call__(self, step: int, sums: np.ndarray, costs: np.ndarray) -> np.ndarray:
+        """Scores of devices (K,), from their tables (K, 32) and their costs (K,)."""
+        weight, bias = self.cost
+        actions = np.concatenate([sums, costs[:, None] * weight + bias], axis=1)
+        hidden = actions @ (self.alone + self.states[step] * self.times)
+        hidden += self.here[step]
+        for weight, bias in self.layers:
+            hidden = np.maximum(hidden, 0, out=hidden) @ weight
+            hidden += bias
+        return hidden[:, 0]
+
+
+def _arrays(layer: nn.Linear) -> tuple[np.ndarray, np.ndarray]:
+    """Weights (in, out) and bias."""
+    return np.ascontiguousarray(layer.weight.detach().numpy().T), layer.bias.detach().numpy()
+
+
+class _Costs:
+    """Predicted costs while tables are placed, as the environment shows them."""
+
+    def __init__(self, task: Task, planner: FastSimulator) -> None:
+        self.task, self.planner, self.tables = task, planner, planner.embed(task)
+        self.placing = Placing(Options.of(task, self.tables), track=True)
+        self.alone = single_costs(_Embedded(planner, self.tables), task)
+        require_number(float(self.alone.sum()), planner)
+        self.scale = task.num_devices / max(float(self.alone.sum()), 1e-12)
+        self.one = None  # a device for itself, where devices are alike and do not touch
+        if task.objective == "kernel" and len(set(task.speed)) == 1:
+            self.one = replace(
+                task, memory=task.memory[:1], speed=task.speed[:1], links=None, constraints=Constraints()
+            )
+
+    def take(self, table: int, device: int, costs: np.ndarray) -> None:
+        """Bring `costs` (K,), over an even share, up to date with one more table on a device."""
+        if self.one is None:
+            sums = self.placing.sums[0].copy()
+            sums[device] += self.tables[table]
+            costs[:] = self.planner.decode(self.task, sums).cost(self.task.objective) * self.scale
+        else:
+            shard = self.placing.sums[0, device, None] + self.tables[table]
+            costs[device] = self.planner.decode(self.one, shard).compute[0] * self.scale
+        require_number(float(costs[device]), self.planner)
+
+
+class _Embedded(FastSimulator):
+    """A planner whose answer about a task's tables is known: with many tables it takes as long as the policy."""
+
+    def __init__(self, planner: FastSimulator, tables: np.ndarray) -> None:
+        self.id, self.decode, self.tables = planner.id, planner.decode, tables  # type: ignore[method-assign]
+
+    def embed(self, task: Task) -> np.ndarray:
+        return self.tables

@@ -1,41 +1,223 @@
-"""AutoShard's actors: they play episodes with the weights they are sent, here or in other processes. Needs torch.
+"""AutoShard's two networks, the fit of costs, and actors, in this process or in others. Needs torch.
 
-Numbers go to an actor and numbers come back (`Order`, `Played`), so that it may as well sit behind a network.
+Numbers go to an actor and numbers come back (`Request`, `Answer`), so that it may as well sit behind a network.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
+from hashlib import sha256
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shard_gym import simulators
-from shard_gym.bank import Bank
-from shard_gym.env import ShardingEnv
-from shard_gym.episodes import hashed
+from shard_gym.envs.bank import Bank
+from shard_gym.envs.env import ShardingEnv
+from shard_gym.envs.episodes import hashed
+from shard_gym.envs.vector_env import ShardingVectorEnv
 from shard_gym.errors import ShardGymError
-from shard_gym.simulators.base import Counted, FastSimulator
-from shard_gym.suites import Suite
-from shard_gym.tasks import Task
-from shard_gym.vector_env import ShardingVectorEnv
-from shard_gym_agents.learners.autoshard_costs import OwnCosts
-from shard_gym_agents.learners.autoshard_network import TABLE, Net
-from shard_gym_agents.learners.boards import ILLEGAL
-from shard_gym_agents.learners.checkpoints import under
-from shard_gym_agents.learners.impala import Episodes
-from shard_gym_agents.learners.training import episode_seeds
-from shard_gym_agents.solver import require_fast
+from shard_gym.simulators import FastSimulator, Latency
+from shard_gym.simulators.base import Counted
+from shard_gym.simulators.networks import on_grid
+from shard_gym.tables.pool import FEATURES
+from shard_gym.task.suites import Suite
+from shard_gym.task.task import Task
+from shard_gym_agents.learners import rollouts
+from shard_gym_agents.learners.learner import descend, episode_seeds, mlp, under
+from shard_gym_agents.learners.rollouts import ILLEGAL
+from shard_gym_agents.solvers.solver import require_fast
 
 COST = 2  # the column of predicted costs in what "full" shows of devices
+TABLE, STATE = 32, 64
+
+
+class Net(nn.Module):
+    """The policy-value network, of any number of tables and devices; T steps of B episodes on K devices."""
+
+    scaling: Tensor  # mean and deviation of the features it was trained on, (2, 21); kept with the weights
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = mlp(len(FEATURES), 128, TABLE)
+        self.share, self.cost = nn.Linear(1, STATE - TABLE), nn.Linear(1, STATE - TABLE)
+        self.lstm = nn.LSTM(STATE, STATE, num_layers=2)
+        self.first, hidden = nn.Linear(3 * STATE, 128), mlp(128, 128, 64, 1)
+        self.policy, self.worth = nn.Sequential(nn.ReLU(), *hidden), mlp(STATE, 64, 1)
+        self.register_buffer("scaling", torch.stack([torch.zeros(len(FEATURES)), torch.ones(len(FEATURES))]).double())
+
+    def __repr__(self) -> str:
+        """Tells weights apart; results hold it."""
+        content = b"".join(value.cpu().numpy().tobytes() for value in self.state_dict().values())
+        return f"Net({sha256(content).hexdigest()[:12]})"
+
+    def states(self, shown: Tensor, memory: Any = None) -> tuple[Tensor, Tensor, Any]:
+        """Tables (T, B, 32), states (T, B, 64) and what the LSTM keeps, from features and share placed (T, B, 22)."""
+        tables = self.table(shown[..., :-1])
+        states, memory = self.lstm(torch.cat([tables, self.share(shown[..., -1:])], -1), memory)
+        return tables, states, memory
+
+    def scores(self, states: Tensor, sums: Tensor, costs: Tensor) -> Tensor:
+        """Scores of devices (..., K), from states (..., 64), sums of tables (..., K, 32) and costs (..., K)."""
+        actions = torch.cat([sums, self.cost(costs[..., None])], -1)
+        # the first layer on [state, action, state * action]; a state's part is the same for all devices
+        weight = self.first.weight
+        here = F.linear(states, weight[:, :STATE], self.first.bias)
+        both = torch.cat([actions, states[..., None, :] * actions], -1)
+        return self.policy(F.linear(both, weight[:, STATE:]) + here[..., None, :])[..., 0]
+
+    def values(self, states: Tensor) -> Tensor:
+        """The reward still to come, (...)."""
+        return self.worth(states)[..., 0]
+
+    def begin_values_at(self, level: float) -> None:
+        """Make every state's value about this."""
+        last = self.worth[-1]
+        assert isinstance(last, nn.Linear)
+        nn.init.constant_(last.bias, level)
+
+
+class CostNet(nn.Module):
+    """21-128-32 a table, summed over a shard, 32-64-1; in units of the mean shard of the first batch."""
+
+    unit: Tensor  # ms
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = mlp(len(FEATURES), 128, TABLE), mlp(TABLE, 64, 1)
+        self.register_buffer("unit", torch.ones(()))
+
+
+class OwnCosts(FastSimulator):
+    """The cost network as a planner."""
+
+    id = "autoshard:own-costs"
+
+    def __init__(self, weights: Mapping[str, Tensor], scaling: np.ndarray) -> None:
+        self.net, self.scaling = CostNet(), scaling
+        self.net.load_state_dict(dict(weights))
+        first, last = self.net.head[0], self.net.head[2]
+        assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
+        self.layers = [
+            part.detach().double().numpy() for part in (first.weight.T, first.bias, last.weight.T, last.bias)
+        ]
+
+    @torch.no_grad()
+    def embed(self, task: Task) -> np.ndarray:
+        """The count and the representation of each table."""
+        tables = self.net.table(standardised(task, self.scaling)).double().numpy()
+        return np.concatenate([np.ones((len(tables), 1)), on_grid(tables)], axis=1)
+
+    def decode(self, task: Task, sums: np.ndarray) -> Latency:
+        """Computation alone, all of it told as forward."""
+        weight, bias, last, last_bias = self.layers
+        hidden = np.maximum(sums[..., 1:] @ weight + bias, 0)
+        cost = np.maximum((hidden @ last + last_bias)[..., 0], 0) * (sums[..., 0] > 0) * float(self.net.unit)
+        nothing = np.zeros_like(cost)
+        return Latency(on_grid(cost) / np.array(task.speed), nothing, nothing, nothing)
+
+
+class CostLearner:
+    """The network, its own Adam, and the shards measured last."""
+
+    def __init__(
+        self,
+        tasks: tuple[Task, ...],
+        scaling: np.ndarray,
+        rate: float,
+        updates: int = 20,  # an iteration
+        batch: int = 512,  # shards
+        buffer: int = 5_000,  # shards
+    ) -> None:
+        self.tasks, self.updates, self.batch, self.net = tasks, updates, batch, CostNet()
+        self.optimizer = torch.optim.Adam(self.net.parameters(), rate)
+        self.features = [standardised(task, scaling) for task in tasks]
+        self.shards: deque[tuple[int, np.ndarray, float]] = deque(maxlen=buffer)
+
+    def remember(self, plans: list[tuple[int, np.ndarray]], costs: list[np.ndarray]) -> None:
+        """Plans, as the index of their task and the device of each table, and what each device took, ms."""
+        if not self.shards:
+            self.net.unit.fill_(float(np.mean([cost[cost > 0].mean() for cost in costs])))
+        for (index, device), cost in zip(plans, costs, strict=True):
+            for d in np.unique(device).tolist():
+                speed = self.tasks[index].speed[d]
+                self.shards.append((index, np.flatnonzero(device == d), float(cost[d]) * speed))
+
+    def fit(self, generator: torch.Generator) -> float:
+        """A few updates; the mean squared error over the unit's square."""
+        losses = []
+        for _ in range(self.updates):
+            picked = torch.randint(len(self.shards), (self.batch,), generator=generator).tolist()
+            shards = [self.shards[i] for i in picked]
+            tables = torch.cat([self.features[index][rows] for index, rows, _ in shards])
+            owner = torch.repeat_interleave(torch.tensor([len(rows) for _, rows, _ in shards]))
+            sums = torch.zeros(len(shards), TABLE).index_add(0, owner, self.net.table(tables))
+            times = torch.tensor([cost for *_, cost in shards]) / self.net.unit
+            losses.append(descend(self.optimizer, (self.net.head(sums)[:, 0] - times).square().mean()))
+        return float(np.mean(losses))
+
+    def state(self) -> dict[str, Tensor]:
+        """The buffer as tensors."""
+        index, rows, costs = zip(*self.shards, strict=True) if self.shards else ((), (), ())
+        counts = [len(of) for of in rows]
+        flat = np.concatenate([np.zeros(0, np.int64), *rows])
+        return {
+            "index": torch.tensor(index, dtype=torch.int64),
+            "counts": torch.tensor(counts, dtype=torch.int64),
+            "rows": torch.from_numpy(flat),
+            "costs": torch.tensor(costs, dtype=torch.float64),
+        }
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on with the buffer that `state` returned."""
+        rows = np.split(state["rows"].numpy(), np.cumsum(state["counts"].numpy())[:-1])
+        found = zip(state["index"].tolist(), rows, state["costs"].tolist(), strict=True)
+        self.shards = deque(found if len(state["index"]) else (), maxlen=self.shards.maxlen)
+
+
+def standardised(task: Task, scaling: np.ndarray) -> Tensor:
+    """Features by the scaling, (N, 21)."""
+    return torch.from_numpy(rollouts.standardised(task, scaling).astype(np.float32))
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Whole episodes as they were played; steps past the end of shorter ones have `alive` 0."""
+
+    shown: Tensor  # (T, B, 22)
+    costs: Tensor  # (T, B, K)
+    mask: Tensor  # (T, B, K) 1 where the table fits
+    actions: Tensor  # (T, B)
+    log_probs: Tensor  # (T, B) by the actors
+    rewards: Tensor  # (T, B)
+    alive: Tensor  # (T, B)
+
+    def some(self, picked: Tensor) -> Episodes:
+        """A part of the episodes."""
+        return Episodes(*(getattr(self, f.name)[:, picked] for f in fields(self)))
+
+    def to(self, device: str) -> Episodes:
+        """The episodes on another device."""
+        return Episodes(*(getattr(self, f.name).to(device) for f in fields(self)))
+
+    @classmethod
+    def side_by_side(cls, parts: Sequence[Episodes]) -> Episodes:
+        """Several parts as one; shorter ones are filled up with zeros."""
+        longest = max(len(part.alive) for part in parts)
+
+        def filled(column: Tensor) -> Tensor:
+            return torch.cat([column, column.new_zeros((longest - len(column), *column.shape[1:]))])
+
+        return cls(*(torch.cat([filled(getattr(part, f.name)) for part in parts], 1) for f in fields(cls)))
 
 
 class ActorLost(ShardGymError):
@@ -44,7 +226,7 @@ class ActorLost(ShardGymError):
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """What actors play on; enough to build their environments in another process."""
+    """Tasks that actors play, and how they are shown; enough to build environments in another process."""
 
     tasks: tuple[Task, ...]
     suite: Suite | None  # names the planner, and holds what rewards refer to
@@ -62,8 +244,8 @@ class Stage:
 
 
 @dataclass(frozen=True, eq=False)
-class Order:
-    """What an actor is sent: play one episode in each environment."""
+class Request:
+    """A request to an actor: play one episode in each environment."""
 
     seed: int
     version: int  # of the weights: updates they have seen
@@ -71,8 +253,8 @@ class Order:
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
-    """What an actor sends back."""
+class Answer:
+    """An actor's answer."""
 
     episodes: Episodes
     version: int
@@ -80,8 +262,8 @@ class Played:
     plans: list[tuple[int, np.ndarray]]  # of each episode: index of its task, device of each table
 
     @classmethod
-    def together(cls, parts: list[Played]) -> Played:
-        """What several actors sent."""
+    def together(cls, parts: list[Answer]) -> Answer:
+        """The answers of several actors as one."""
         if len(parts) == 1:
             return parts[0]
         episodes = Episodes.side_by_side([part.episodes for part in parts])
@@ -107,15 +289,15 @@ class Actor:
         self.simulator = Counted(costs)
         self.envs = ShardingVectorEnv(self.stage.env(self.simulator), self.num_envs)
 
-    def play(self, order: Order) -> Played:
+    def play(self, request: Request) -> Answer:
         """One episode of each environment."""
-        self.net.load_state_dict(under(order.weights, "net"))
+        self.net.load_state_dict(under(request.weights, "net"))
         if self.stage.own_costs:
-            self._build(OwnCosts(under(order.weights, "costs"), self.stage.scaling))
+            self._build(OwnCosts(under(request.weights, "costs"), self.stage.scaling))
         calls = self.simulator.calls
-        generator = torch.Generator(self.device).manual_seed(order.seed)
-        episodes, plans = self._play(order.seed, generator)
-        return Played(episodes, order.version, self.simulator.calls - calls, plans)
+        generator = torch.Generator(self.device).manual_seed(request.seed)
+        episodes, plans = self._play(request.seed, generator)
+        return Answer(episodes, request.version, self.simulator.calls - calls, plans)
 
     @torch.no_grad()
     def _play(self, seed: int, generator: torch.Generator) -> tuple[Episodes, list[tuple[int, np.ndarray]]]:
@@ -142,33 +324,21 @@ class Actor:
         return Episodes(*(torch.stack(column) for column in zip(*steps, strict=True))), plans
 
 
-class Crew(Protocol):
-    """All actors of a learner."""
-
-    def send(self, order: Order) -> None:
-        """Let them play; one order at a time."""
-        ...
-
-    def receive(self) -> Played:
-        """What they played, once all have."""
-        ...
-
-
 class Here:
     """One actor, in this process; it plays when it is asked for what it played."""
 
     def __init__(self, stage: Stage, num_envs: int, device: str | torch.device) -> None:
         self.actor = Actor(stage, num_envs, device)
-        self.order: Order | None = None
+        self.request: Request | None = None
 
-    def send(self, order: Order) -> None:
-        """Remember it."""
-        self.order = order
+    def send(self, request: Request) -> None:
+        """Remember the request."""
+        self.request = request
 
-    def receive(self) -> Played:
-        """Do it."""
-        assert self.order is not None
-        return self.actor.play(_for_actor(self.order, 0))
+    def receive(self) -> Answer:
+        """Play."""
+        assert self.request is not None
+        return self.actor.play(_for_actor(self.request, 0))
 
 
 class Processes:
@@ -181,8 +351,8 @@ class Processes:
         self.processes: list[Any] = []
         self.stage, self.each, self.actors = stage, num_envs // actors, actors
 
-    def send(self, order: Order) -> None:
-        """To all of them; the first time they are started."""
+    def send(self, request: Request) -> None:
+        """Send a request to all actors; the first one starts their processes."""
         while len(self.pipes) < self.actors:
             near, far = self.context.Pipe()
             process = self.context.Process(target=serve, args=(far, self.stage, self.each), daemon=True)
@@ -191,14 +361,14 @@ class Processes:
             self.processes.append(process)
             self.pipes.append(near)
         for i, pipe in enumerate(self.pipes):
-            self._try(partial(pipe.send, _for_actor(order, i)))
+            self._try(partial(pipe.send, _for_actor(request, i)))
 
-    def receive(self) -> Played:
-        """From all of them, always in the same order."""
+    def receive(self) -> Answer:
+        """Answers from all actors, always in the same order."""
         found = [self._try(pipe.recv) for pipe in self.pipes]
         if lost := next((one for one in found if isinstance(one, ActorLost)), None):
             raise lost
-        return Played.together(found)
+        return Answer.together(found)
 
     def _try(self, do: Any) -> Any:
         try:
@@ -224,7 +394,7 @@ def serve(pipe: Connection, stage: Stage, num_envs: int) -> None:
         pipe.send(ActorLost(f"an actor's process ended: {error}"))
 
 
-def _for_actor(order: Order, number: int) -> Order:
+def _for_actor(request: Request, number: int) -> Request:
     """Every actor has draws of its own."""
-    weights = {name: value.cpu() for name, value in order.weights.items()}
-    return Order(int(hashed(order.seed, number)) % 2**63, order.version, weights)
+    weights = {name: value.cpu() for name, value in request.weights.items()}
+    return Request(int(hashed(request.seed, number)) % 2**63, request.version, weights)

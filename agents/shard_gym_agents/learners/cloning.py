@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,20 +20,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shard_gym import simulators
-from shard_gym.bank import Bank
-from shard_gym.env import ShardingEnv
-from shard_gym.episodes import FIXED_ORDERS, Episode
+from shard_gym.envs.bank import Bank
+from shard_gym.envs.env import ShardingEnv
 from shard_gym.errors import InfeasibleTask, InvalidTask
-from shard_gym.simulators.base import Counted
-from shard_gym.suites import Suite
-from shard_gym_agents.learners import boards
-from shard_gym_agents.learners.checkpoints import packed, unpack
-from shard_gym_agents.learners.ppo_network import DeviceNet
-from shard_gym_agents.learners.ppo_solver import DevicePolicy, Game
-from shard_gym_agents.learners.training import episode_seeds
-from shard_gym_agents.local_search import LocalSearch
-from shard_gym_agents.solver import require_fast
+from shard_gym.task.suites import Suite
+from shard_gym_agents.learners.learner import SuiteLearner, descend, episode_seeds, to_a_tenth
+from shard_gym_agents.learners.ppo_policy import Ahead, DeviceNet, DevicePolicy
+from shard_gym_agents.learners.rollouts import ILLEGAL
+from shard_gym_agents.search.local_search import LocalSearch
+from shard_gym_agents.solvers.solver import require_fast
 
 NOWHERE = -1  # pads plans of tasks with fewer tables than the largest
 
@@ -57,22 +53,21 @@ class Config:
             raise InvalidTask("counts are 1 or more, and sharpness is above 0")
 
 
-class Learner:
+class Learner(SuiteLearner):
     """Plans are made in the first iteration, and learnt from in all."""
 
+    splits = False
+
     def __init__(self, suite: Suite, config: Config, seed: int, device: str = "cpu") -> None:
-        if suite.split_action:
-            raise InvalidTask(f"cloning does not split tables: train on {suite.frozen_as}, not {suite.key}")
-        self.suite, self.config, self.seed, self.device, self.iteration = suite, config, seed, device, 0
-        self.planner = Counted(require_fast(simulators.make(suite.planner)))
-        self.bank = Bank(suite.tasks("train"), suite.feature_scaling(), suite)
-        env = ShardingEnv(self.bank, observation="ahead", simulator=self.planner)
+        super().__init__(suite, config, seed, device)
+        self.fast, self.bank = require_fast(self.planner), Bank(self.tasks, suite.feature_scaling(), suite)
+        env = ShardingEnv(self.bank, observation="ahead", simulator=self.fast)
         self.order, loads = env.order, env.observation_space["devices"].shape[1] - 4  # type: ignore[index]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with self.seeded():
             net = DeviceNet(np.stack(self.bank.scaling), loads, config.hidden, config.residual, config.sharpness)
         self.net = net.to(device)
         self.optimizer = torch.optim.Adam(self.net.parameters(), config.learning_rate)
+        self.parts = {"net": self.net, "optimizer": self.optimizer}
         self.demonstrations = torch.empty(0, 1 + env.most_nodes, dtype=torch.int32)  # task, then devices
         self.shown: dict[str, Tensor] = {}  # at each step of each demonstration
 
@@ -83,10 +78,8 @@ class Learner:
             self.demonstrations = self.demonstrate()
         if not self.shown:
             self.shown = self.replayed()
-        seed = episode_seeds(self.seed, self.iteration, 1)[0]
-        generator = torch.Generator().manual_seed(seed)
-        self.optimizer.param_groups[0]["lr"] = c.learning_rate * (1 - 0.9 * min(1.0, self.iteration / c.horizon))
-        told = []
+        self.optimizer.param_groups[0]["lr"] = to_a_tenth(c.learning_rate, self.iteration, c.horizon)
+        generator, told = self.generator("cpu"), []
         for _ in range(c.updates):
             picked = torch.randint(len(self.shown["target"]), (c.batch,), generator=generator)
             told.append(self.update({name: column[picked].to(self.device) for name, column in self.shown.items()}))
@@ -96,21 +89,18 @@ class Learner:
         return {"loss": loss, "agreement": agreement, "steps": c.updates * c.batch, "simulator_calls": calls}
 
     def update(self, shown: dict[str, Tensor]) -> tuple[float, float]:
-        """The loss, and how often the network's first choice is the demonstration's."""
-        scores = self.net.scores(shown).masked_fill(shown["action_mask"] == 0, boards.ILLEGAL)
-        loss = F.cross_entropy(scores, shown["target"])
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        return loss.item(), (scores.argmax(1) == shown["target"]).float().mean().item()
+        """One step of the optimizer: the loss, and how often the network's first choice is the demonstration's."""
+        scores = self.net.scores(shown).masked_fill(shown["action_mask"] == 0, ILLEGAL)
+        loss = descend(self.optimizer, F.cross_entropy(scores, shown["target"]))
+        return loss, (scores.argmax(1) == shown["target"]).float().mean().item()
 
     def demonstrate(self) -> Tensor:
         """Plans of local search, (P, 1 + N): the task's index, then the device of each table."""
         rows = []
-        for i, task in enumerate(self.bank.tasks):
+        for i, task in enumerate(self.tasks):
             for seed in episode_seeds(self.seed, i, self.config.plans):
                 try:
-                    plan = LocalSearch(seed, calls=self.config.calls, splits=False)(task, self.planner)
+                    plan = LocalSearch(seed, calls=self.config.calls, splits=False)(task, self.fast)
                 except InfeasibleTask:
                     break
                 row = torch.full((self.demonstrations.shape[1],), NOWHERE, dtype=torch.int32)
@@ -123,33 +113,36 @@ class Learner:
         return torch.stack(rows)
 
     def replayed(self) -> dict[str, Tensor]:
-        """What a policy would have seen at each step of the demonstrations, and as "target" the device taken."""
+        """Observations at each step of the demonstrations, and as "target" the device taken."""
         parts: list[dict[str, Tensor]] = []
         for i in self.demonstrations[:, 0].unique().tolist():
-            task = self.bank.tasks[i]
-            plans = self.demonstrations[self.demonstrations[:, 0] == i, 1 : 1 + task.num_tables].long().numpy()
-            prepared = self.bank.prepared(task, self.planner)
-            game = Game(Episode(prepared, FIXED_ORDERS[self.order](prepared)), self.planner, len(plans))
-            for step, table in enumerate(game.episode.order.tolist()):
-                shown = game.shown(step, game.free >= prepared.sizes[table])
-                parts.append({**shown, "target": torch.from_numpy(plans[:, table])})
-                game.place(step, plans[:, table])
+            n = self.tasks[i].num_tables
+            plans = self.demonstrations[self.demonstrations[:, 0] == i, 1 : 1 + n].long().numpy()
+            ahead = Ahead(self.bank.prepared(self.tasks[i], self.fast), self.fast, self.order, len(plans))
+            ahead.roll_out(partial(_replay, ahead, plans, parts))
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def state(self) -> dict[str, Tensor]:
-        """Network, optimizer, demonstrations and counter; the generator is seeded anew each iteration."""
-        held = {"demonstrations": self.demonstrations.clone()}
-        return packed(net=self.net, optimizer=self.optimizer, iteration=self.iteration) | held
+        """Network, optimizer, demonstrations and counter."""
+        return super().state() | {"demonstrations": self.demonstrations.clone()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from there."""
-        unpack(state, net=self.net, optimizer=self.optimizer)
-        self.iteration, self.demonstrations, self.shown = int(state["iteration"]), state["demonstrations"].clone(), {}
+        """Go on from a state."""
+        super().restore(state)
+        self.demonstrations, self.shown = state["demonstrations"].clone(), {}
 
     def solver(self) -> DevicePolicy:
         """The policy as it is now."""
-        card = {"order": self.order, "suite": self.suite.key, "planner": self.suite.planner, "seed": self.seed}
-        return DevicePolicy(copy.deepcopy(self.net).cpu(), {**card, "config": asdict(self.config)}, "cloning")
+        return DevicePolicy(copy.deepcopy(self.net).cpu(), self.card(self.order), "cloning")
+
+
+def _replay(
+    ahead: Ahead, plans: np.ndarray, parts: list[dict[str, Tensor]], step: int, legal: np.ndarray
+) -> np.ndarray:
+    """The devices of these plans, (P, N), for the table of a step; what a policy would have seen goes to `parts`."""
+    devices = plans[:, ahead.episode.order[step]]
+    parts.append({**ahead.shown(step, legal), "target": torch.from_numpy(devices)})
+    return devices
 
 
 def load(path: str | Path) -> DevicePolicy:

@@ -11,8 +11,8 @@ Where tables find no room in the order of their costs, the solver tries orders t
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,23 +21,38 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shard_gym import simulators
-from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidTask
-from shard_gym.plan import Plan
-from shard_gym.simulators import FastSimulator, Simulator
-from shard_gym.simulators.base import Counted
-from shard_gym.suites import Suite
-from shard_gym.tables import FEATURES as TABLE
-from shard_gym.tasks import Task
-from shard_gym_agents.learners import boards
-from shard_gym_agents.learners.checkpoints import load_tensors, packed, save_tensors, unpack
-from shard_gym_agents.learners.dreamshard_costed import EXCESS, FEATURES, Costed, Devices
-from shard_gym_agents.learners.dreamshard_networks import mlp
-from shard_gym_agents.learners.training import episode_seeds
-from shard_gym_agents.solver import require_fast
+from shard_gym.envs.vector.shelf import decoded_alike
+from shard_gym.errors import CorruptFile, InvalidTask
+from shard_gym.memory.usage import table_bytes
+from shard_gym.plan.plan import Plan
+from shard_gym.simulators import FastSimulator, Simulator, single_costs
+from shard_gym.tables.pool import FEATURES as TABLE
+from shard_gym.task.suites import Suite
+from shard_gym.task.task import Task
+from shard_gym_agents.learners import rollouts
+from shard_gym_agents.learners.learner import (
+    SuiteLearner,
+    descend,
+    holds,
+    load_tensors,
+    mlp,
+    num_weights,
+    save_tensors,
+)
+from shard_gym_agents.learners.rollouts import ILLEGAL, Rollout, TaskTensors
+from shard_gym_agents.solvers.solver import require_fast, require_number
 
 WIDTH = 64
 SHARP = 20.0  # what weighted sums are multiplied with: sampled plans are then about as good as the best
+LOUD = 10.0  # what differences between devices are multiplied with: nearly full ones are close to one another
+FEATURES = (
+    *("cost", "makespan", "forward", "comm", "backward"),  # of the device, and the plan, with the next table on it
+    *("cost_excess", "makespan_excess"),  # above the least of all devices
+    *("forward_excess", "comm_excess", "backward_excess"),  # above the mean of all devices
+    *("table", "to_come"),  # what the table costs alone, and an even share of later ones
+    *("room", "fill", "tightness"),  # left beside an even share of what is to come; taken; to come of all there is
+)
+EXCESS = FEATURES.index("cost_excess")
 
 
 @dataclass(frozen=True)
@@ -79,91 +94,188 @@ class Net(nn.Module):
         hidden = F.relu(self.inner(device) + self.all(device.mean(dim=-2, keepdim=True)))
         return SHARP * (seen @ self.weights) + hidden @ self.last
 
-    def __repr__(self) -> str:  # results of solvers hold it
-        return f"{sum(p.numel() for p in self.parameters())} weights"
+    __repr__ = num_weights
+
+
+@dataclass(frozen=True, eq=False)
+class Costed:
+    """B tasks that the planner decodes alike, N tables in the order they are placed."""
+
+    tasks: TaskTensors  # tables add the planner's embeddings to sums
+    bytes_to_come: np.ndarray  # (B, N) after this table
+    coming: np.ndarray  # (B, N, 2) the table's single cost; an even share of those after it; over the unit
+    unit: np.ndarray  # (B,) ms: the makespan if each device held an even share of every table
+
+    @classmethod
+    def of(cls, tasks: Sequence[Task], planner: FastSimulator, scaling: np.ndarray, leans: np.ndarray) -> Costed:
+        """`scaling` is the mean and the deviation of features, (2, 21); `leans` (B,) see `rollouts.leaning`."""
+        if not all(decoded_alike(tasks[0], task) for task in tasks):
+            raise InvalidTask("these tasks differ in speed, links, batch or objective: train on one kind of hardware")
+        vectors = [planner.embed(task) for task in tasks]
+        tensors = TaskTensors.of(tasks, scaling, vectors=vectors)
+        order = np.tile(np.arange(tensors.row.shape[1]), (len(tasks), 1))
+        bytes_to_come, coming, unit = np.zeros_like(order), np.zeros((*order.shape, 2)), np.empty(len(tasks))
+        for i, (task, added) in enumerate(zip(tasks, vectors, strict=True)):
+            n, k, size = task.num_tables, task.num_devices, table_bytes(task)
+            alone = single_costs(planner, _as_shown(task))
+            require_number(float(alone.sum()), planner)
+            by = rollouts.leaning(torch.from_numpy(alone), torch.from_numpy(size), leans[i]).numpy()
+            order[i, :n] = found = np.argsort(-by, kind="stable")
+            even = np.broadcast_to(added.sum(axis=0) / k, (k, added.shape[1]))
+            unit[i] = max(float(planner.decode(task, even).makespan(task.objective)), 1e-12)
+            alone, size = alone[found] / unit[i], size[found]
+            bytes_to_come[i, :n] = size.sum() - size.cumsum()
+            coming[i, :n] = np.stack([LOUD / 2 * alone, (alone.sum() - alone.cumsum()) / k], axis=1)
+        return cls(tensors.ordered(torch.from_numpy(order)), bytes_to_come, coming, unit)
+
+    def take(self, rows: np.ndarray) -> Costed:
+        """Some of the tasks; repeats are legal."""
+        tasks = self.tasks.take(torch.from_numpy(rows))
+        return Costed(tasks, self.bytes_to_come[rows], self.coming[rows], self.unit[rows])
+
+
+def _as_shown(task: Task) -> Task:
+    """The task with its devices in the order of `device_order`: single costs are those of the first one."""
+    if len(set(zip(task.memory, task.speed, strict=True))) == 1:
+        return task
+    shown = rollouts.device_order(task).tolist()
+    memory, speed = (tuple(values[d] for d in shown) for values in (task.memory, task.speed))
+    return replace(task, memory=memory, speed=speed)
+
+
+class Forecast:
+    """The planner's word on each device of B tasks, were the next table on it; seen in the order of `device_order`."""
+
+    def __init__(self, costed: Costed, planner: FastSimulator) -> None:
+        self.costed, self.planner, self.task = costed, planner, costed.tasks.options.tasks[0]
+        self.placing, self.rows = costed.tasks.begin(track=True)
+        self.tables, self.size = self.placing.options.vector[self.rows, 0], self.placing.options.size[self.rows]
+        self.seen = rollouts.device_order(self.task)
+        self.cost, self.next_cost = np.zeros((2, *self.placing.free.shape))  # ms, now and with the next table
+        self.own, self.each = np.eye(len(self.seen), dtype=bool), np.arange(len(self.rows))
+
+    def costs_with(self, step: int) -> np.ndarray:
+        """Cost, makespan, forward, comm and backward in ms if a device took the next table, (B, K, 5)."""
+        task, sums, table = self.task, self.placing.sums, self.tables[:, step]
+        costs = np.empty((*self.cost.shape, 5))
+        if task.objective == "kernel":  # devices do not touch: one decode for all
+            latency = self.planner.decode(task, sums + table[:, None])
+            costs[..., 0] = cost = latency.compute
+            others = np.where(self.own, 0, self.cost[:, None]).max(axis=-1)
+            np.maximum(cost, others, out=costs[..., 1])
+            costs[..., 2], costs[..., 4] = latency.forward_compute, latency.backward_compute
+            costs[..., 3] = 0
+            return costs
+        plans = sums[:, None] + self.own[..., None] * table[:, None, None]  # (B, K, K, H)
+        latency = self.planner.decode(task, plans)
+        cost = latency.cost(task.objective)
+        phases = (latency.forward_compute, latency.backward_comm, latency.backward_compute)
+        for i, values in ((0, cost), *enumerate(phases, start=2)):
+            costs[..., i] = np.diagonal(values, axis1=1, axis2=2)
+        np.maximum.reduce(cost, axis=2, out=costs[..., 1])
+        return costs
+
+    def look(self, step: int) -> np.ndarray:
+        """Features of each device that the policy sees, float32 (B, K, 15)."""
+        c, size, k = self.costed, self.size[:, step], len(self.seen)
+        costs, free = self.costs_with(step), self.placing.free[:, self.seen]
+        self.next_cost = costs[..., 0]
+        costs = costs[:, self.seen] / c.unit[:, None, None]
+        least = np.minimum.reduce(costs[..., :2], axis=1, keepdims=True)
+        mean = np.add.reduce(costs[..., 2:], axis=1, keepdims=True) / k
+        to_come = c.bytes_to_come[:, step, None]
+        room, seen = np.maximum(free - size, 0), np.empty((*free.shape, len(FEATURES)), np.float32)
+        seen[..., :5] = costs
+        seen[..., 5:7] = LOUD * (costs[..., :2] - least)
+        seen[..., 7:10] = LOUD * (costs[..., 2:] - mean)
+        seen[..., 10:12] = c.coming[:, step, None]
+        seen[..., 12] = room / (room + (to_come / k + 1))
+        seen[..., 13] = size / np.maximum(np.maximum(free, size), 1)
+        total = np.add.reduce(free, axis=1, keepdims=True) - size
+        seen[..., 14] = np.minimum(to_come / np.maximum(total, 1), 2)
+        return seen
+
+    def take(self, chosen: np.ndarray) -> None:
+        """Note the costs of the devices, (B,), that take the tables looked at."""
+        taken = self.each, self.seen[chosen]
+        self.cost[taken] = self.next_cost[taken]
+
+    def makespan(self) -> np.ndarray:
+        """Makespans so far, (B,) ms."""
+        return self.planner.decode(self.task, self.placing.sums).makespan(self.task.objective)
 
 
 @dataclass(frozen=True, eq=False)
 class Played:
     """Whole episodes, side by side."""
 
-    actions: Tensor  # (B, N) the device of each table, as they were shown
+    rollout: Rollout
     seen: Tensor  # (B, N, K, 15)
-    legal: Tensor  # (B, N, K) which devices had room for it
-    devices: Devices  # at the end
-
-    def placements(self) -> np.ndarray:
-        """The device of each table in the order of the task, (B, N); tasks of one length only."""
-        order = torch.from_numpy(self.devices.costed.order)
-        return self.devices.shown[boards.to_table_order(order, self.actions.cpu()).numpy()]
+    forecast: Forecast  # at the end
 
 
 @torch.no_grad()
 def play(net: Net, costed: Costed, planner: FastSimulator, generator: torch.Generator | None) -> Played:
     """Place all tables; devices are drawn, or the best."""
-    state, where = Devices(costed, planner), net.weights.device
-    tables = _tables(net, costed)
-    sums, each = tables.new_zeros(*state.free.shape, WIDTH), torch.arange(len(state.shown), device=where)
-    steps = []
-    for step, table in enumerate(tables[:, :, None].unbind(1)):
-        seen, legal = (torch.from_numpy(column).to(where) for column in state.look(step))
-        scores = torch.where(legal, net(sums + table, seen), boards.ILLEGAL)
-        chosen = boards.choose(scores, generator)
-        state.place(step, chosen.cpu().numpy())
-        sums.addcmul_((chosen[:, None] == each)[..., None], table)
-        steps.append((chosen, seen, legal))
-    actions, seen, legal = (torch.stack(column, 1) for column in zip(*steps, strict=True))
-    return Played(actions, seen, legal, state)
+    forecast, where = Forecast(costed, planner), net.weights.device
+    tables = _tables(net, costed)[:, :, None]
+    sums, each = tables.new_zeros(*forecast.cost.shape, WIDTH), torch.arange(len(forecast.own), device=where)
+    looks: list[Tensor] = []
+
+    def choose(step: int, legal: np.ndarray) -> np.ndarray:
+        looks.append(torch.from_numpy(forecast.look(step)).to(where))
+        chosen = rollouts.choose(net(sums + tables[:, step], looks[-1]), legal, generator)
+        sums.addcmul_((chosen[:, None] == each)[..., None], tables[:, step])
+        forecast.take(devices := chosen.cpu().numpy())
+        return devices
+
+    rollout = rollouts.roll_out(forecast.placing, forecast.rows, choose, forecast.seen, where)
+    return Played(rollout, torch.stack(looks, 1), forecast)
 
 
 def log_policy(net: Net, costed: Costed, played: Played) -> Tensor:
     """Log probabilities of the devices at each step, masked as they were drawn, (B, N, K)."""
     tables = _tables(net, costed)[:, :, None]
-    added = F.one_hot(played.actions, played.legal.shape[2])[..., None] * tables  # (B, N, K, 64)
+    added = F.one_hot(played.rollout.actions, played.seen.shape[2])[..., None] * tables  # (B, N, K, 64)
     sums = added.cumsum(dim=1) - added + tables
-    return net(sums, played.seen).masked_fill(~played.legal, boards.ILLEGAL).log_softmax(-1)
+    return net(sums, played.seen).masked_fill(~played.rollout.legal, ILLEGAL).log_softmax(-1)
 
 
 def _tables(net: Net, costed: Costed) -> Tensor:
     """Representations, (B, N, 64); zeros where padded."""
     where = net.weights.device
-    real = torch.from_numpy(costed.real).to(where)
-    return net.table(torch.from_numpy(costed.features).to(where)) * real[..., None]
+    return net.table(costed.tasks.features.to(where)) * costed.tasks.real.to(where)[..., None]
 
 
-class Learner:
+class Learner(SuiteLearner):
     """REINFORCE, an update after the episodes of a few tasks."""
 
     def __init__(self, suite: Suite, config: Config, seed: int, device: str = "cpu") -> None:
-        self.suite, self.config, self.seed, self.device = suite, config, seed, device
-        self.tasks, self.planner = suite.tasks("train"), Counted(require_fast(simulators.make(suite.planner)))
-        self.scaling = np.stack(suite.feature_scaling())
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        super().__init__(suite, config, seed, device)
+        self.fast, self.scaling = require_fast(self.planner), np.stack(suite.feature_scaling())
+        with self.seeded():
             self.net = Net(self.scaling, config.greedy)
         self.costed = self.first_orders()
         self.net.to(device)
         others = [p for name, p in self.net.named_parameters() if name != "weights"]
         self.optimizer = torch.optim.Adam([{"params": others}, {"params": [self.net.weights]}], lr=0.0)
-        self.iteration = 0
+        self.parts = {"net": self.net, "optimizer": self.optimizer}
 
     def first_orders(self) -> Costed:
         """Each training task in the first order in which cost-greedy finds room for all of its tables."""
         greedy, leans = Net(self.scaling), np.zeros(len(self.tasks))
-        for lean in boards.LEANS[1:]:
-            costed = Costed.of(self.tasks, self.planner, self.scaling, leans)
-            dead_end = (play(greedy, costed, self.planner, None).devices.free < 0).any(axis=1)
+        for lean in rollouts.LEANS[1:]:
+            costed = Costed.of(self.tasks, self.fast, self.scaling, leans)
+            dead_end = (play(greedy, costed, self.fast, None).rollout.placing.free < 0).any(axis=1)
             if not dead_end.any():
                 return costed
             leans[dead_end] = lean
-        return Costed.of(self.tasks, self.planner, self.scaling, leans)
+        return Costed.of(self.tasks, self.fast, self.scaling, leans)
 
     def iterate(self) -> dict[str, float]:
         """A few updates; means of what they tell."""
         c, before = self.config, self.planner.calls if self.iteration else 0  # `first_orders` counts, too
-        seed = episode_seeds(self.seed, self.iteration, 1)[0]
-        generator = torch.Generator(self.device).manual_seed(int(seed))
-        left = max(1, c.horizon - self.iteration) / c.horizon
+        left, generator = max(1, c.horizon - self.iteration) / c.horizon, self.generator()
         for group, rate in zip(self.optimizer.param_groups, (c.learning_rate, c.weights_rate), strict=True):
             group["lr"] = rate * left
         told = np.array([self.update(generator) for _ in range(c.updates)])
@@ -176,26 +288,13 @@ class Learner:
         c = self.config
         rows = torch.randint(len(self.tasks), (c.tasks,), generator=generator, device=self.device)
         costed = self.costed.take(rows.repeat_interleave(c.episodes).cpu().numpy())
-        played = play(self.net, costed, self.planner, generator)
-        makespans = torch.from_numpy(played.devices.makespan()).view(c.tasks, c.episodes)
-        free, capacity = (torch.from_numpy(column) for column in (played.devices.free, costed.capacity))
-        over = boards.overshoot(free, capacity).view(c.tasks, c.episodes)
-        advantage = boards.advantages(boards.rewards(makespans, over), c.divide).flatten().float().to(self.device)
-        real, log = torch.from_numpy(costed.real).to(self.device), log_policy(self.net, costed, played)
-        loss = boards.reinforce_loss(log, played.actions, advantage, real, c.entropy)
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        return makespans.mean().item(), (over > 0).float().mean().item(), loss.item(), int(real.sum())
-
-    def state(self) -> dict[str, Tensor]:
-        """Network, optimizer and counter; generators are seeded anew each iteration."""
-        return packed(net=self.net, optimizer=self.optimizer, iteration=self.iteration)
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from there."""
-        unpack(state, net=self.net, optimizer=self.optimizer)
-        self.iteration = int(state["iteration"])
+        played = play(self.net, costed, self.fast, generator)
+        makespans = torch.from_numpy(played.forecast.makespan()).view(c.tasks, c.episodes)
+        over = rollouts.overshoot(played.rollout.placing).view(c.tasks, c.episodes)
+        advantage = rollouts.advantages(rollouts.rewards(makespans, over), c.divide).flatten().float().to(self.device)
+        real, log = costed.tasks.real.to(self.device), log_policy(self.net, costed, played)
+        loss = descend(self.optimizer, rollouts.reinforce_loss(log, played.rollout.actions, advantage, real, c.entropy))
+        return makespans.mean().item(), (over > 0).float().mean().item(), loss, int(real.sum())
 
     def solver(self) -> DreamShardPlanner:
         """A copy of the network as it is."""
@@ -211,26 +310,23 @@ class DreamShardPlanner:
     net: Net
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
-        _, placement, why = self._placed(task, require_fast(planner))
-        if why is not None:
-            raise why
-        return Plan(tuple(placement.tolist()))
+        _, rollout = self._placed(task, require_fast(planner))
+        return rollout.plan(task)
 
     def samples(self, task: Task, planner: Simulator, count: int, seed: int = 0) -> np.ndarray:
         """Plans drawn from the policy, (count, N), in the order of its own plan; some may not be feasible."""
         planner, generator = require_fast(planner), torch.Generator().manual_seed(seed)
-        costed, *_ = self._placed(task, planner)
-        costed = costed.take(np.zeros(count, np.int64))
-        return play(self.net, costed, planner, generator).placements()
+        costed, _ = self._placed(task, planner)
+        return play(self.net, costed.take(np.zeros(count, np.int64)), planner, generator).rollout.devices()
 
-    def _placed(self, task: Task, planner: FastSimulator) -> tuple[Costed, np.ndarray, InfeasibleTask | None]:
-        """The best placement in the first order without a dead end, else in the last one, and what that one missed."""
-        for lean in boards.LEANS:
+    def _placed(self, task: Task, planner: FastSimulator) -> tuple[Costed, Rollout]:
+        """The best placement in the first order without a dead end, else in the last one."""
+        for lean in rollouts.LEANS:
             costed = Costed.of([task], planner, self.net.scaling.numpy(), np.array([lean]))
-            placement = play(self.net, costed, planner, None).placements()[0]
-            if (why := boards.missed(task, costed.order[0], placement)) is None:
+            rollout = play(self.net, costed, planner, None).rollout
+            if rollout.refused(task) is None:
                 break
-        return costed, placement, why
+        return costed, rollout
 
     def save(self, path: str | Path, **card: Any) -> None:
         """A safetensors file with a card."""
@@ -241,10 +337,8 @@ def load(path: str | Path) -> DreamShardPlanner:
     """Read what `DreamShardPlanner.save` wrote."""
     kept, card = load_tensors(path, "dreamshard-planner")
     net = Net(np.zeros((2, len(TABLE))))
-    try:
+    with holds(path, "the policy's"):
         net.load_state_dict(kept)
-    except RuntimeError as error:
-        raise CorruptFile(f"{path} holds another network than the policy's: {error}") from error
     if card.get("seen") != list(FEATURES):
         raise CorruptFile(f"{path} expects to see {card.get('seen')} of devices, here it is {list(FEATURES)}")
     return DreamShardPlanner(net)

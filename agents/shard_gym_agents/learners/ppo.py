@@ -1,7 +1,7 @@
 """PPO, MaskablePPO, RecurrentPPO and a control without memory, by Stable-Baselines3. Training needs `shard-gym[sb3]`.
 
 "ppo" and "maskable" see the observation "ahead" through a small network that scores all devices alike (see
-`ppo_network`). With `residual` it begins as cost-greedy with some noise, and learns where to deviate from it; without,
+`ppo_policy`). With `residual` it begins as cost-greedy with some noise, and learns where to deviate from it; without,
 it begins at random. "ppo" meets full devices by their penalty only, "maskable" never takes one that is full; as
 solvers both keep to the mask. "recurrent" and "memoryless" see the observation "table", tables by size, and no devices.
 """
@@ -9,27 +9,24 @@ solvers both keep to the mask. "recurrent" and "memoryless" see the observation 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shard_gym import simulators
-from shard_gym.bank import Bank
-from shard_gym.env import ShardingEnv
-from shard_gym.errors import InvalidTask, UnknownName
-from shard_gym.simulators.base import counted
-from shard_gym.suites import Suite
-from shard_gym_agents.learners.checkpoints import packed, unpack
-from shard_gym_agents.learners.ppo_network import DeviceNet, TableNet
-from shard_gym_agents.learners.ppo_solver import TABLE, DevicePolicy, TablePolicy, kind_of
-from shard_gym_agents.learners.training import episode_seeds
+from shard_gym.envs.bank import Bank
+from shard_gym.envs.env import ShardingEnv
+from shard_gym.errors import InvalidTask, MissingDependency, UnknownName
+from shard_gym.task.suites import Suite
+from shard_gym_agents.learners.learner import SuiteLearner, to_a_tenth
+from shard_gym_agents.learners.ppo_policy import DeviceNet, DevicePolicy, TableNet, TablePolicy, load
+
+__all__ = ["Config", "Learner", "load"]
 
 ALGORITHMS = ("ppo", "maskable", "recurrent", "memoryless")
+LOSSES = ("policy_gradient_loss", "value_loss", "entropy_loss", "approx_kl", "clip_fraction")  # as SB3 logs them
 
 
 @dataclass(frozen=True)
@@ -63,85 +60,138 @@ class Config:
 
     @property
     def sees_devices(self) -> bool:
-        """Whether it is told the planner's costs, and serves any number of devices."""
+        """True if it is told the planner's costs, and serves any number of devices."""
         return self.algorithm in ("ppo", "maskable")
 
 
-class Learner:
+class Learner(SuiteLearner):
     """An iteration is one of SB3's: a rollout of whole episodes, and the update that follows."""
 
-    def __init__(self, suite: Suite, config: Config, seed: int, device: str = "cpu") -> None:
-        from shard_gym_agents.learners import ppo_sb3
-        from shard_gym_agents.sb3_vec import ShardingVecEnv
+    splits = False
 
-        if suite.split_action:
-            raise InvalidTask(f"these learners do not split tables: train on {suite.frozen_as}, not {suite.key}")
-        self.suite, self.config, self.seed, self.iteration = suite, config, seed, 0
-        self.planner, self.scaling = counted(simulators.make(suite.planner)), np.stack(suite.feature_scaling())
-        bank = Bank(suite.tasks("train"), suite.feature_scaling(), suite)
+    def __init__(self, suite: Suite, config: Config, seed: int, device: str = "cpu") -> None:
+        from shard_gym_agents.learners.sb3_vec import ShardingVecEnv
+
+        super().__init__(suite, config, seed, device)
+        self.scaling = np.stack(suite.feature_scaling())
+        bank = Bank(self.tasks, suite.feature_scaling(), suite)
         shows, order = ("ahead", None) if config.sees_devices else ("table", "size")
         env = ShardingEnv(bank, observation=shows, reward=config.reward, order=order, simulator=self.planner)
         self.order, self.envs = env.order, ShardingVecEnv(env, config.num_envs)
-        with seeded(seed):
+        with self.seeded():
             net = self._device_net().to(device) if config.sees_devices else None
-            self.model = ppo_sb3.make_model(config, self.envs, lambda _: self.rate(), net, device)
+            self.model = self._model(net)
         self.net: nn.Module = net or self.model.policy
+        self.parts = {"net": self.net, "optimizer": self.model.policy.optimizer}
 
     def _device_net(self) -> DeviceNet:
         c, loads = self.config, self.envs.observation_space["devices"].shape[1] - 4  # type: ignore[index]
         return DeviceNet(self.scaling, loads, c.hidden, c.residual, c.sharpness)
 
+    def _model(self, net: DeviceNet | None) -> Any:
+        """SB3's algorithm, ready to learn; `net` is for those that see the devices, others make their own."""
+        from stable_baselines3.common.logger import Logger
+
+        c, steps, algorithm = self.config, self.envs.env.env.most_nodes, _algorithm(self.config.algorithm)
+        policy, settings = "MultiInputPolicy", {"features_extractor_class": _Scored, "ortho_init": False}
+        settings |= {"features_extractor_kwargs": {"net": net}, "net_arch": []}
+        if net is None:
+            policy, settings = "MlpPolicy", {"net_arch": [c.hidden, c.hidden]}
+        if c.algorithm == "recurrent":
+            policy, settings["lstm_hidden_size"] = "MlpLstmPolicy", c.hidden
+        model = algorithm(
+            policy,
+            self.envs,
+            learning_rate=lambda _: self.rate(),
+            n_steps=steps,
+            batch_size=steps * c.num_envs // c.minibatches,
+            n_epochs=c.epochs,
+            gamma=1.0,
+            gae_lambda=c.gae_lambda,
+            clip_range=c.clip,
+            ent_coef=c.entropy,
+            vf_coef=c.baseline,
+            max_grad_norm=c.gradient,
+            stats_window_size=c.num_envs,
+            device=self.device,
+            policy_kwargs=settings,
+        )
+        model.set_logger(Logger(None, []))  # else every call of learn makes a folder for logs
+        if net is not None:
+            _take_over(model.policy, self.rate())
+        return model
+
     def rate(self) -> float:
         """The learning rate of this iteration."""
-        return self.config.learning_rate * (1 - 0.9 * min(1.0, self.iteration / self.config.horizon))
+        return to_a_tenth(self.config.learning_rate, self.iteration, self.config.horizon)
 
     def iterate(self) -> dict[str, float]:
         """Whole episodes in each environment and an update."""
-        from shard_gym_agents.learners import ppo_sb3
-
-        calls, (seed,) = self.planner.calls, episode_seeds(self.seed, self.iteration, 1)
-        self.envs.seed(seed)
-        with seeded(seed):
-            told = ppo_sb3.iteration(self.model)
+        calls = self.planner.calls
+        self.envs.seed(self.iteration_seed)
+        with self.seeded(self.iteration_seed):
+            self.model.learn(self.model.n_steps * self.model.n_envs, log_interval=None)
         self.iteration += 1
-        return {**told, "steps": self.model.num_timesteps, "simulator_calls": self.planner.calls - calls}
-
-    def state(self) -> dict[str, Tensor]:
-        """Weights, the optimizer and the counter; generators and environments are seeded anew each iteration."""
-        return packed(net=self.net, optimizer=self.model.policy.optimizer, iteration=self.iteration)
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from there."""
-        unpack(state, net=self.net, optimizer=self.model.policy.optimizer)
-        self.iteration = int(state["iteration"])
+        told = {name: float(self.model.logger.name_to_value[f"train/{name}"]) for name in LOSSES}
+        returns = [episode["r"] for episode in self.model.ep_info_buffer]
+        calls = self.planner.calls - calls
+        steps = self.model.num_timesteps
+        return {**told, "return": sum(returns) / len(returns), "steps": steps, "simulator_calls": calls}
 
     def solver(self) -> DevicePolicy | TablePolicy:
         """The policy as it is now."""
-        from shard_gym_agents.learners import ppo_sb3
-
-        card = {"order": self.order, "suite": self.suite.key, "planner": self.suite.planner, "seed": self.seed}
-        card |= {"config": asdict(self.config)}
+        card = self.card(self.order)
         if isinstance(self.net, DeviceNet):
             return DevicePolicy(copy.deepcopy(self.net).cpu(), card)
         recurrent, devices = self.config.algorithm == "recurrent", self.envs.env.num_actions
         net = TableNet(self.scaling, devices, self.config.hidden, recurrent)
-        ppo_sb3.copy_layers(self.net, net)
+        _copy_layers(self.model.policy, net)
         return TablePolicy(net, card)
 
 
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """The global generators, which SB3 draws from, seeded for a while."""
-    before = np.random.get_state()  # noqa: NPY002  # SB3 has no other
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed % 2**63)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            np.random.set_state(before)  # noqa: NPY002
+def _algorithm(name: str) -> Any:
+    """SB3's class of that algorithm."""
+    try:
+        from sb3_contrib import MaskablePPO, RecurrentPPO
+        from stable_baselines3 import PPO
+    except ImportError as error:
+        raise MissingDependency("pip install 'shard-gym[sb3]'") from error
+    return {"maskable": MaskablePPO, "recurrent": RecurrentPPO}.get(name, PPO)
 
 
-def load(path: str | Path) -> DevicePolicy | TablePolicy:
-    """A trained policy, of whichever algorithm; needs no SB3."""
-    return TablePolicy.load(path) if kind_of(path) == TABLE else DevicePolicy.load(path)
+class _Scored(nn.Module):
+    """The whole network as what SB3 calls a features extractor: scores, and the value last, (B, K + 1)."""
+
+    def __init__(self, observation_space: Any, net: DeviceNet) -> None:
+        super().__init__()
+        self.features_dim, self.net = observation_space["action_mask"].shape[0] + 1, net
+
+    def forward(self, shown: dict[str, Tensor]) -> Tensor:
+        scores, values = self.net(shown)
+        return torch.cat([scores, values[:, None]], 1)
+
+
+class _Columns(nn.Module):
+    """Columns of the features, in the place of SB3's last layers."""
+
+    def __init__(self, columns: slice) -> None:
+        super().__init__()
+        self.columns = columns
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features[:, self.columns]
+
+
+def _take_over(policy: Any, rate: float) -> None:
+    """Make scores and values of a policy of SB3 those of its features, without layers of its own."""
+    policy.action_net, policy.value_net = _Columns(slice(None, -1)), _Columns(slice(-1, None))
+    policy.optimizer = policy.optimizer_class(policy.parameters(), lr=rate, **policy.optimizer_kwargs)
+
+
+def _copy_layers(policy: Any, into: TableNet) -> None:
+    """The actor of SB3's MlpPolicy or MlpLstmPolicy as a network that needs no SB3."""
+    pairs = [(into.layers, policy.mlp_extractor.policy_net), (into.head, policy.action_net)]
+    if into.lstm is not None:
+        pairs.append((into.lstm, policy.lstm_actor))
+    for ours, theirs in pairs:
+        ours.load_state_dict({name: value.cpu() for name, value in theirs.state_dict().items()})

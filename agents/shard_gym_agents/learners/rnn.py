@@ -11,7 +11,6 @@ full devices are masked, in sampling and in the loss.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,18 +20,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shard_gym import simulators
-from shard_gym.errors import CorruptFile, InvalidTask
-from shard_gym.plan import Plan
-from shard_gym.simulators.base import counted
-from shard_gym.suites import Suite
-from shard_gym.tables import FEATURES
-from shard_gym.tasks import Task
-from shard_gym_agents.learners import boards
-from shard_gym_agents.learners.boards import Board, Ruled
-from shard_gym_agents.learners.checkpoints import load_tensors, packed, save_tensors, unpack
-from shard_gym_agents.learners.dreamshard_networks import mlp
-from shard_gym_agents.learners.training import episode_seeds
+from shard_gym.errors import InvalidTask
+from shard_gym.plan.plan import Plan
+from shard_gym.tables.pool import FEATURES
+from shard_gym.task.suites import Suite
+from shard_gym.task.task import Task
+from shard_gym_agents.learners import rollouts
+from shard_gym_agents.learners.learner import (
+    SuiteLearner,
+    descend,
+    holds,
+    load_tensors,
+    mlp,
+    num_weights,
+    save_tensors,
+)
+from shard_gym_agents.learners.rollouts import ILLEGAL, Rollout, TaskTensors
 
 
 @dataclass(frozen=True)
@@ -66,70 +69,51 @@ class Net(nn.Module):
         self.head = nn.Linear(64, num_devices)
         self.register_buffer("scaling", torch.from_numpy(scaling))
 
-    def forward(self, board: Board, actions: Tensor) -> Tensor:
+    def forward(self, tasks: TaskTensors, actions: Tensor) -> Tensor:
         """Scores of devices at each step of episodes that were played, (B, N) -> (B, N, K)."""
         before = F.pad(actions[:, :-1], (1, 0), value=self.num_devices)
-        states, _ = self.lstm(self.table(board.features) + self.before(before))  # (B, N, 32)
+        states, _ = self.lstm(self.table(tasks.features) + self.before(before))  # (B, N, 32)
         keys, values = self.answers(states).chunk(2, dim=-1)
         seen = F.scaled_dot_product_attention(self.asks(states), keys, values, is_causal=True)
         return self.head(torch.cat([states, seen], -1))
 
-    def __repr__(self) -> str:  # results of solvers hold it
-        return f"{sum(p.numel() for p in self.parameters())} weights"
-
-
-@dataclass(frozen=True, eq=False)
-class Played:
-    """Whole episodes, side by side."""
-
-    actions: Tensor  # (B, N) the device of each table
-    legal: Tensor  # (B, N, K) which devices had room for it
-    free: Tensor  # (B, K) bytes left; negative where over
+    __repr__ = num_weights
 
 
 @torch.no_grad()
-def play(net: Net, board: Board, generator: torch.Generator | None, rules: Ruled | None = None) -> Played:
-    """Place all tables in the board's order; devices are drawn, or the best."""
-    devices, free = torch.arange(net.num_devices, device=board.size.device), board.capacity
-    before, carried = torch.full_like(free[:, 0], net.num_devices), None
-    actions, legal, answers = [], [], []
-    columns = (net.table(board.features), board.table, board.size)
-    for shown, table, size in zip(*(column.unbind(1) for column in columns), strict=True):
-        state, carried = net.lstm((shown + net.before(before))[:, None], carried)
+def play(net: Net, tasks: TaskTensors, generator: torch.Generator | None) -> Rollout:
+    """Place all tables in their order; devices are drawn, or the best."""
+    before, carried = torch.full_like(tasks.row[:, 0], net.num_devices), None
+    tables, answers = net.table(tasks.features), []
+
+    def choose(step: int, legal: np.ndarray) -> np.ndarray:
+        nonlocal before, carried
+        state, carried = net.lstm((tables[:, step] + net.before(before))[:, None], carried)
         answers.append(net.answers(state))
         keys, values = torch.cat(answers, 1).chunk(2, dim=-1)
         seen = F.scaled_dot_product_attention(net.asks(state), keys, values)
-        legal.append(boards.legal(size, free) if rules is None else torch.from_numpy(rules.legal(table.numpy())))
-        score = net.head(torch.cat([state, seen], -1))[:, 0].masked_fill(~legal[-1], boards.ILLEGAL)
-        before = boards.choose(score, generator)
-        actions.append(before)
-        if rules is not None:
-            rules.place(table.numpy(), before.numpy())
-        free = free - (before[:, None] == devices) * size[:, None]
-    return Played(torch.stack(actions, 1), torch.stack(legal, 1), free)
+        before = rollouts.choose(net.head(torch.cat([state, seen], -1))[:, 0], legal, generator)
+        return before.cpu().numpy()
+
+    return rollouts.roll_out(*tasks.begin(), choose, device=tables.device)
 
 
-class Learner:
+class Learner(SuiteLearner):
     """REINFORCE, an update after the episodes of a few tasks."""
 
     def __init__(self, suite: Suite, config: Config, seed: int, device: str = "cpu") -> None:
-        self.suite, self.config, self.seed, self.device = suite, config, seed, device
-        self.tasks, self.planner = suite.tasks("train"), counted(simulators.make(suite.planner))
+        super().__init__(suite, config, seed, device)
         scaling = np.stack(suite.feature_scaling())
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with self.seeded():
             self.net = Net(scaling, self.tasks[0].num_devices).to(device)
-        board = Board.of(self.tasks, scaling, device)
-        self.order = board.by(board.size.double())
-        self.board = board.in_order(self.order)
+        tensors = TaskTensors.of(self.tasks, scaling, device)
+        self.tensors = tensors.by(tensors.size.double())
         self.optimizer = torch.optim.Adam(self.net.parameters(), config.learning_rate)
-        self.iteration = 0
+        self.parts = {"net": self.net, "optimizer": self.optimizer}
 
     def iterate(self) -> dict[str, float]:
         """A few updates; means of what they tell."""
-        c, before = self.config, self.planner.calls
-        seed = episode_seeds(self.seed, self.iteration, 1)[0]
-        generator = torch.Generator(self.device).manual_seed(int(seed))
+        c, before, generator = self.config, self.planner.calls, self.generator()
         self.optimizer.param_groups[0]["lr"] = c.learning_rate * max(1, c.horizon - self.iteration) / c.horizon
         told = np.array([self.update(generator) for _ in range(c.updates)])
         self.iteration += 1
@@ -140,36 +124,22 @@ class Learner:
         """Mean makespan in ms, loss, and steps."""
         c = self.config
         rows = torch.randint(len(self.tasks), (c.tasks,), generator=generator, device=self.device)
-        many = rows.repeat_interleave(c.episodes)
-        board = self.board.take(many)
-        played = play(self.net, board, generator)
-        placement = boards.to_table_order(self.order[many], played.actions).cpu().numpy()
-        makespans = self.makespans(rows, placement.reshape(c.tasks, c.episodes, -1))
-        over = boards.overshoot(played.free, board.capacity).view(c.tasks, c.episodes)
-        advantage = boards.advantages(boards.rewards(makespans, over), c.divide).flatten()
-        log = self.net(board, played.actions).masked_fill(~played.legal, boards.ILLEGAL).log_softmax(-1)
-        loss = boards.reinforce_loss(log, played.actions, advantage, board.real, c.entropy)
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        return makespans.mean().item(), loss.item(), int(board.real.sum())
+        tasks = self.tensors.take(rows.repeat_interleave(c.episodes))
+        played = play(self.net, tasks, generator)
+        makespans = self.makespans(rows, played.devices().reshape(c.tasks, c.episodes, -1))
+        over = rollouts.overshoot(played.placing).to(self.device).view(c.tasks, c.episodes)
+        advantage = rollouts.advantages(rollouts.rewards(makespans, over), c.divide).flatten()
+        log = self.net(tasks, played.actions).masked_fill(~played.legal, ILLEGAL).log_softmax(-1)
+        loss = descend(self.optimizer, rollouts.reinforce_loss(log, played.actions, advantage, tasks.real, c.entropy))
+        return makespans.mean().item(), loss, int(tasks.real.sum())
 
     def makespans(self, rows: Tensor, placements: np.ndarray) -> Tensor:
-        """What the planner says of each task's plans, (tasks, episodes, N) -> (tasks, episodes)."""
+        """The planner's makespans of each task's plans, (tasks, episodes, N) -> (tasks, episodes)."""
         found = []
         for row, plans in zip(rows.tolist(), placements, strict=True):
             task = self.tasks[row]
             found.append(self.planner.latency(task, plans[:, : task.num_tables]).makespan(task.objective))
         return torch.tensor(np.stack(found)).float().to(self.device)
-
-    def state(self) -> dict[str, Tensor]:
-        """Network, optimizer and counter; generators are seeded anew each iteration."""
-        return packed(net=self.net, optimizer=self.optimizer, iteration=self.iteration)
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from there."""
-        unpack(state, net=self.net, optimizer=self.optimizer)
-        self.iteration = int(state["iteration"])
 
     def solver(self) -> Rnn:
         """A copy of the network as it is."""
@@ -188,14 +158,8 @@ class Rnn:
     def __call__(self, task: Task, planner: object) -> Plan:
         if task.num_devices != (known := self.net.num_devices):
             raise InvalidTask(f"this network was trained for {known} devices and cannot serve {task.num_devices}")
-        board = Board.of([task], self.net.scaling.numpy())
-        order = board.by(board.size.double())
-        board = board.in_order(order)
-        played = play(self.net, board, None, boards.ruled(task, 1, np.arange(known)))
-        placement = boards.to_table_order(order, played.actions)[0].numpy()
-        if (why := boards.missed(task, order[0].numpy(), placement)) is not None:
-            raise why
-        return Plan(tuple(placement.tolist()))
+        tensors = TaskTensors.of([task], self.net.scaling.numpy())
+        return play(self.net, tensors.by(tensors.size.double()), None).plan(task)
 
     def save(self, path: str | Path, **card: Any) -> None:
         """A safetensors file with a card."""
@@ -206,9 +170,7 @@ class Rnn:
 def load(path: str | Path) -> Rnn:
     """Read what `Rnn.save` wrote."""
     tensors, card = load_tensors(path, "rnn")
-    try:
+    with holds(path, "the RNN's"):
         net = Net(np.zeros((2, len(FEATURES))), card["devices"])
         net.load_state_dict(tensors)
-    except (RuntimeError, KeyError, TypeError) as error:
-        raise CorruptFile(f"{path} holds another network than the RNN's: {error}") from error
     return Rnn(net)

@@ -13,73 +13,28 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-import shard_gym_agents
 from shard_gym import simulators
-from shard_gym.episodes import hashed
 from shard_gym.errors import InfeasibleTask, InvalidTask, ShardGymError
-from shard_gym.evaluate import score
-from shard_gym.files import write_whole
-from shard_gym.plan import Plan
-from shard_gym.simulators import Simulator
-from shard_gym.suites import Suite
-from shard_gym.tasks import Task
+from shard_gym.records.files import write_whole
+from shard_gym.results.evaluate import score
+from shard_gym.task.suites import Suite
 from shard_gym_agents.learners import LEARNERS
-from shard_gym_agents.learners.checkpoints import load_tensors, save_tensors
+from shard_gym_agents.learners.learner import SuiteLearner, load_tensors, save_tensors
+from shard_gym_agents.solvers.greedy import CostGreedy
+from shard_gym_agents.solvers.solver import Solver
 
 
 class TrainingFailed(ShardGymError):
     """Losses, weights or probabilities are no numbers any more; the message says since when, and what is kept."""
 
 
-class Policy(Protocol):
-    """A solver that can be kept."""
-
-    def __call__(self, task: Task, planner: Simulator, /) -> Plan:
-        """Plan a task."""
-        ...
-
-    def save(self, path: Path) -> None:
-        """Write it to a file of its own."""
-        ...
-
-
-class Learner(Protocol):
-    """Learns on a suite's training tasks, from the answers of its planner."""
-
-    suite: Suite
-    config: Any  # a dataclass
-    seed: int
-
-    def iterate(self) -> dict[str, float]:
-        """Play whole episodes and learn from them; what to log, "steps" and "simulator_calls" among it."""
-        ...
-
-    def state(self) -> dict[str, Tensor]:
-        """All that `restore` needs to go on as if nothing had happened."""
-        ...
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Be as it was when `state` was called."""
-        ...
-
-    def solver(self) -> Policy:
-        """The policy as it is now; it does not change when the learner goes on."""
-        ...
-
-
-def episode_seeds(seed: int, iteration: int, num_envs: int) -> list[int]:
-    """A seed for each environment of an iteration, so that no state of environments has to be kept."""
-    return [hashed(hashed(seed, iteration), i) for i in range(num_envs)]
-
-
 @dataclass(frozen=True)
-class Settings:
-    """How long to train, and how often to look."""
+class Schedule:
+    """Limits of a run, and how often it is validated and kept."""
 
     iterations: int = 200
     validate_every: int = 10  # iterations
@@ -89,7 +44,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is, and what it took."""
+    """Progress of a run, and its effort so far."""
 
     iteration: int = 0
     best: float = math.inf  # makespan of validation plans over cost-greedy's, mean over tasks
@@ -106,9 +61,9 @@ class Validation:
     def __init__(self, suite: Suite) -> None:
         self.tasks, self.planner = suite.tasks("val"), simulators.make(suite.planner)
         self.random = suite.random_makespans("val", suite.planner)
-        self.greedy, _ = self.makespans(shard_gym_agents.make("cost-greedy"))
+        self.greedy, _ = self.makespans(CostGreedy())
 
-    def makespans(self, solver: Policy | shard_gym_agents.Solver) -> tuple[np.ndarray, np.ndarray]:
+    def makespans(self, solver: Solver) -> tuple[np.ndarray, np.ndarray]:
         """Makespan and balance of each plan; an infeasible one counts as the mean random plan, balance 0."""
         found = np.stack([self.random, np.zeros(len(self.tasks))])
         for i, task in enumerate(self.tasks):
@@ -120,18 +75,18 @@ class Validation:
                 found[:, i] = worth.makespan, worth.balance
         return found[0], found[1]
 
-    def __call__(self, solver: Policy) -> dict[str, float]:
+    def __call__(self, solver: Solver) -> dict[str, float]:
         makespan, balance = self.makespans(solver)
         return {"val/makespan": float((makespan / self.greedy).mean()), "val/balance": float(balance.mean())}
 
 
-def train(learner: Learner, out: Path, settings: Settings, command: str = "") -> Progress:
+def train(learner: SuiteLearner, out: Path, schedule: Schedule, command: str = "") -> Progress:
     """Train until the iterations are done or validation gets no better; goes on where `out` left off."""
-    run = _Run(learner, out, settings, command)
+    run = _Run(learner, out, schedule, command)
     progress = run.resume()
     validate = Validation(learner.suite)
     try:
-        while progress.iteration < settings.iterations and progress.bad < settings.patience:
+        while progress.iteration < schedule.iterations and progress.bad < schedule.patience:
             progress = run.iteration(progress, validate)
     except KeyboardInterrupt:
         sys.stderr.write(f"\nstopped; the same command goes on from iteration {run.progress.iteration}\n")
@@ -145,15 +100,15 @@ def train(learner: Learner, out: Path, settings: Settings, command: str = "") ->
 class _Run:
     """A run's folder."""
 
-    def __init__(self, learner: Learner, out: Path, settings: Settings, command: str) -> None:
-        self.learner, self.out, self.settings, self.command = learner, out, settings, command
+    def __init__(self, learner: SuiteLearner, out: Path, schedule: Schedule, command: str) -> None:
+        self.learner, self.out, self.schedule, self.command = learner, out, schedule, command
         self.path, self.saved = out / "checkpoint.safetensors", time.monotonic()
         self.progress, self.state = Progress(), learner.state()
         self.first = 0  # iteration that this process began with
         self.began = time.monotonic()
 
     def resume(self) -> Progress:
-        """Where the folder's run left off; refuses the folder of another run."""
+        """Go on where the folder's run left off; refuse the folder of another run."""
         if self.path.exists():
             state, card = load_tensors(self.path, "checkpoint")
             for name, value in _identity(self.learner).items():
@@ -177,17 +132,17 @@ class _Run:
             simulator_calls=before.simulator_calls + int(told["simulator_calls"]),
             seconds=before.seconds + time.monotonic() - start,
         )
-        if number % self.settings.validate_every == 0 or number == self.settings.iterations:
+        if number % self.schedule.validate_every == 0 or number == self.schedule.iterations:
             progress = self._validated(progress, told, validate)
         self.scalars.write(number, told)
         self.progress, self.state = progress, self.learner.state()
         self._tell(told)
-        if time.monotonic() - self.saved >= self.settings.checkpoint_seconds:
+        if time.monotonic() - self.saved >= self.schedule.checkpoint_seconds:
             self.checkpoint()
         return progress
 
     def _iterate(self, number: int) -> dict[str, float]:
-        """What the learner tells; training ends here when that, a weight or a probability is no number."""
+        """One iteration's log; training ends here when a loss, a weight or a probability is no number."""
         try:
             told = self.learner.iterate()
         except (RuntimeError, ValueError) as error:
@@ -224,19 +179,19 @@ class _Run:
         """Rate, time left, and the validation's result when there is one."""
         p, done = self.progress, self.progress.iteration - self.first
         each = (time.monotonic() - self.began) / done
-        left = each * (self.settings.iterations - p.iteration)
+        left = each * (self.schedule.iterations - p.iteration)
         rate = f"{told['steps'] / each:,.0f} steps/s, {left / 60:.1f} min left"
         found = f", {told['val/makespan']:.4f} x cost-greedy" if "val/makespan" in told else ""
         best = f", best {p.best:.4f} at {p.best_at}" if p.best_at else ""
         terminal = sys.stderr.isatty()
         if terminal or found:
             end = "\r" if terminal and not found else "\n"
-            sys.stderr.write(f"iteration {p.iteration}/{self.settings.iterations}, {rate}{found}{best}{end}")
+            sys.stderr.write(f"iteration {p.iteration}/{self.schedule.iterations}, {rate}{found}{best}{end}")
             sys.stderr.flush()
 
 
-def _identity(learner: Learner) -> dict[str, Any]:
-    """What makes two runs the same."""
+def _identity(learner: SuiteLearner) -> dict[str, Any]:
+    """Values that tell runs apart."""
     config = json.loads(json.dumps(asdict(learner.config)))
     planner = config.get("planner") or learner.suite.planner
     suite, name = learner.suite.key, _name(type(learner).__module__, config)
@@ -244,7 +199,7 @@ def _identity(learner: Learner) -> dict[str, Any]:
 
 
 def _name(module: str, config: Mapping[str, Any]) -> str:
-    """What the command line calls a learner with this config: of those that fit, the one that says most of it."""
+    """The command's name for a learner with this config: of those that fit, the one that says most of it."""
     fits = {
         name: len(overrides)
         for name, (known, overrides) in LEARNERS.items()
@@ -278,7 +233,7 @@ class _Scalars:
                 self.board.add_scalar(name, value, iteration)
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Close the files."""
         self.file.close()
         if self.board is not None:
             self.board.close()

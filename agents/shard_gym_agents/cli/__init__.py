@@ -1,0 +1,1 @@
+"""The `shard-gym` command and its parts."""

@@ -1,0 +1,82 @@
+"""Reports on plans and on what moves between them, and the line that follows a search."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import numpy as np
+
+from shard_gym.memory.usage import device_bytes
+from shard_gym.plan.moves import Delta
+from shard_gym.plan.plan import Plan
+from shard_gym.results.evaluate import Score, score
+from shard_gym.simulators import Simulator
+from shard_gym.tables.pool import GB
+from shard_gym.task.task import Task
+
+
+class Line:
+    """One line on the terminal that follows a search: the best makespan, and the time."""
+
+    def __init__(self, shown: bool, budget: float | None) -> None:
+        self.shown, self.of, self.written = shown, "" if budget is None else f" of {budget:g}", False
+
+    def __call__(self, makespan: float, seconds: float) -> None:
+        """Told of a better plan."""
+        if self.shown:
+            sys.stderr.write(f"\rbest {makespan:.3f} ms after {seconds:.1f}{self.of} s ")
+            sys.stderr.flush()
+            self.written = True
+
+    def end(self) -> None:
+        """End the line, so that the next print begins one of its own."""
+        if self.written:
+            sys.stderr.write("\n")
+
+
+def report(task: Task, plan: Plan, judge: Simulator) -> str:
+    """Makespan and balance, then memory and cost of each device."""
+    found = score(task, plan, judge)
+    tables, placement = task.split(plan.splits), np.array(plan.device)
+    used, cost = device_bytes(tables, placement), judge.latency(tables, placement).cost(task.objective)
+    lines = [f"makespan {found.makespan:.3f} ms ({task.objective}), balance {found.balance:.3f}, by {judge.id}"]
+    lines += [f"INFEASIBLE: {violation}" for violation in found.violations]
+    lines += [f"{'device':>6} {'tables':>6} {'used GB':>8} {'of GB':>8} {'cost ms':>9}"]
+    for d, capacity in enumerate(task.memory):
+        count = int((placement == d).sum())
+        lines += [f"{d:6} {count:6} {used[d] / GB:8.2f} {capacity / GB:8.2f} {cost[d]:9.3f}"]
+    return "\n".join(lines)
+
+
+def delta_report(task: Task, delta: Delta, scores: Sequence[Score]) -> str:
+    """Makespans of the old and the new plan, then what moves."""
+    old, new = scores
+    lines = [f"makespan {old.makespan:.3f} -> {new.makespan:.3f} ms ({task.objective})"]
+    for which, found in zip(("old", "new"), scores, strict=True):
+        lines += [f"INFEASIBLE, the {which} plan: {violation}" for violation in found.violations]
+    lines.append(f"{delta.tables} of {task.num_tables} tables move, {delta.bytes / GB:.2f} GB")
+    if delta.moves:
+        wide = max(5, *(len(move.name) for move in delta.moves))
+        lines.append(f"{'table':{wide}} {'columns':>9} {'GB':>8} {'from':>5} {'to':>5}")
+        lines += [
+            f"{move.name:{wide}} {move.columns[0]:4}-{move.columns[1] - 1:<4} {move.bytes / GB:8.3f} "
+            f"{move.source:5} {move.target:5}"
+            for move in delta.moves
+        ]
+    return "\n".join(lines)
+
+
+def delta_json(delta: Delta, scores: Sequence[Score]) -> str:
+    """The same as JSON."""
+    worth = {which: asdict(score) for which, score in zip(("old", "new"), scores, strict=True)}
+    return json.dumps(worth | {"tables": delta.tables, "bytes": delta.bytes, **asdict(delta)})
+
+
+def repaid(delta: Delta, scores: Sequence[Score], gb_s: float) -> str:
+    """The time that moving takes, and the steps that repay it."""
+    ms, gain = 1e3 * delta.seconds(gb_s * 1e9), scores[0].makespan - scores[1].makespan
+    told = f"moving takes {ms:.1f} ms at {gb_s:g} GB/s a device"
+    return f"{told}, repaid after {ms / gain:,.0f} steps" if gain > 0 and ms > 0 else told

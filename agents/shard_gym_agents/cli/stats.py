@@ -1,0 +1,107 @@
+"""Report on a plan, rank by rank: shard-gym stats PLAN.json --suite core-80x8 --accounting torchrec --hbm-gb 80"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shard_gym.errors import InvalidTask
+from shard_gym.memory.shards import KERNELS, PIPELINES, Setup, Table
+from shard_gym.plan.plan import Plan
+from shard_gym.records import commands
+from shard_gym.tables.pool import GB
+from shard_gym.task.task import ACCOUNTINGS, Task
+from shard_gym.torchrec.report import limits, report, reserves
+from shard_gym.torchrec.stats import alone, explain, plan_stats, setup_of, table_index, tables_of
+from shard_gym.torchrec.values import Capacity, Reserve, kjt_bytes
+from shard_gym_agents.cli.tasks import add_constraints, add_task, constrained, task_of
+
+RESERVE = 0.15  # of HBM, for fragmentation: what TorchRec's users keep
+RESERVES = ("reserve", "dense_gb", "kjt_gb")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the report."""
+    return commands.run(_parser(), lambda options: print(_answer(options)), arguments)
+
+
+def _answer(options: argparse.Namespace) -> str:
+    if options.tables and options.memory_gb is None:
+        options.memory_gb = options.hbm_gb  # what is left of it is worked out below
+    task, _, judge = task_of(options)
+    task = replace(constrained(task, options), accounting=options.accounting or task.accounting)
+    setup, tables = setup_of(task, options.pipeline), tables_of(task, options.kernel, not options.sequence)
+    capacity = _capacity(options, tables, setup)
+    if options.why or options.plan in (None, "-"):
+        return _why(options, task, capacity)
+    stats = plan_stats(task, Plan.load(options.plan), judge, tables=tables, setup=setup, capacity=capacity)
+    if options.table is None:
+        return json.dumps(stats.to_dict()) if options.json else report(stats)
+    index = table_index(task, options.table)
+    own = stats.tables[index]
+    table, sizes = replace(tables[index], kernel=own.kernel), own.shard_sizes
+    told = explain(table, own.kind, setup, name=own.name, accounting=task.accounting, sizes=sizes)
+    if stats.phases("perf"):
+        told = replace(told, steps=(*told.steps, alone(task, index, sizes[0][1], judge)))
+    return json.dumps(told.to_dict()) if options.json else told.text()
+
+
+def _why(options: argparse.Namespace, task: Task, capacity: Capacity) -> str:
+    if options.table:
+        raise InvalidTask("--table explains a number of a plan: give PLAN.json")
+    found = limits(replace(task, memory=capacity.left(task)))
+    if options.json:
+        return json.dumps(found.to_dict() | {"budget": capacity.to_dict()})
+    told = [] if capacity.hbm_bytes is None else [f"HBM for tables, of each rank: {reserves(capacity)}"]
+    return "\n".join([found.text(), *told])
+
+
+def _capacity(options: argparse.Namespace, tables: Sequence[Table], setup: Setup) -> Capacity:
+    """HBM less reserves; the ids of a batch, in all the copies that TorchRec counts, unless told."""
+    given = [name for name in RESERVES if getattr(options, name) is not None]
+    ddr = _bytes(options.ddr_gb)
+    if options.hbm_gb is None:
+        if given:
+            raise InvalidTask(f"--{given[0].replace('_', '-')} is taken off --hbm-gb: say that too")
+        return Capacity(ddr_bytes=ddr)
+    kjt = _bytes(options.kjt_gb)
+    return Capacity(
+        _bytes(options.hbm_gb),
+        ddr,
+        Reserve(
+            RESERVE if options.reserve is None else options.reserve,
+            dense_bytes=_bytes(options.dense_gb) or 0,
+            kjt_bytes=kjt_bytes(tables, setup.batch) if kjt is None else kjt,
+        ),
+    )
+
+
+def _bytes(gb: float | None) -> int | None:
+    if gb is not None and not 0 <= gb < math.inf:
+        raise InvalidTask(f"gigabytes are a number from 0, got {gb}")
+    return None if gb is None else int(gb * GB)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = commands.parser("shard-gym stats", __doc__)
+    parser.add_argument("plan", nargs="?", metavar="PLAN", help="a file that --out wrote; - or none: as --why")
+    add_task(parser)
+    add_constraints(parser)
+    parser.add_argument("--why", action="store_true", help="tell whether there can be a plan, and what is missing")
+    parser.add_argument("--table", metavar="NAME", help="explain the numbers of one table, by name or index")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--accounting", choices=ACCOUNTINGS, help="what counts as memory; default: the task's own")
+    group = parser.add_argument_group("memory of each device, in place of the task's; GB of 2**30 bytes")
+    group.add_argument("--hbm-gb", type=float, metavar="GB")
+    group.add_argument("--ddr-gb", type=float, metavar="GB", help="of its host's memory")
+    group.add_argument("--dense-gb", type=float, metavar="GB", help="what the dense part takes; default 0")
+    group.add_argument("--kjt-gb", type=float, metavar="GB", help="what ids take; default: as TorchRec reckons")
+    group.add_argument("--reserve", type=float, metavar="SHARE", help=f"for fragmentation; default {RESERVE}")
+    group = parser.add_argument_group("what a task does not say; of bytes as torchrec and true count them")
+    group.add_argument("--pipeline", choices=PIPELINES, default="none")
+    group.add_argument("--kernel", choices=KERNELS, default="fused", help="of all tables but copies (dp)")
+    group.add_argument("--sequence", action="store_true", help="tables return every row that is looked up")
+    return parser

@@ -1,0 +1,285 @@
+"""Ranking of the agents on a suite, as text, as Markdown and as JSON rows, all from the same figures.
+
+Share of feasible tasks first, then mean gap to the best known plan. A run that gave no feasible plan in time counts as
+the mean random plan. Seeds are averaged within a task; 95% intervals resample tasks, the same for every agent. The
+tracks "search" and "blind" are ranked apart.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from shard_gym.results.results import BENCHMARK_VERSION, Result, commit_here, versions_here
+from shard_gym.task.suites import Suite
+from shard_gym_agents.leaderboard.references import References
+from shard_gym_agents.leaderboard.runs import Judged
+
+RESAMPLES = 2_000
+CONFIDENCE = 95  # percent
+RNG_SEED = 0
+OVERRUN = 1.25  # times the budget that an agent may take before the table says so
+UNIT = 2  # significant digits of a wall-clock time; more would not repeat
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Makespans of one agent in ms, (seeds, tasks); NaN where a run gave no feasible plan in time."""
+
+    agent: str
+    track: str
+    makespan: np.ndarray
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over tasks with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The place of an agent in its track; equals share a rank."""
+
+    agent: str
+    track: str
+    rank: int
+    feasible: float  # share of runs
+    makespan: Estimate  # ms
+    gap: Estimate  # to the best known, as a share of it
+    speedup: Estimate  # over the mean random plan
+
+
+def standings(samples: Sequence[Sample], random: np.ndarray, best: np.ndarray) -> list[Standing]:
+    """Rank the agents, best first within their track; `random` and `best` are ms per task, (T,)."""
+    weights = _resamples(len(random))
+    unranked = [_standing(s, random, best, weights) for s in samples]
+    keys = {s.agent: (-s.feasible, s.gap.mean) for s in unranked}
+    ranked = []
+    for s in unranked:
+        better = sum(keys[o.agent] < keys[s.agent] for o in unranked if o.track == s.track)
+        ranked.append(replace(s, rank=1 + better))
+    return sorted(ranked, key=lambda s: (s.track != "search", s.rank, s.agent))
+
+
+def best_of_run(samples: Sequence[Sample], random: np.ndarray, best: np.ndarray) -> np.ndarray:
+    """`best` where it is known; else the best makespan of this run; else that of a random plan. (T,)"""
+    found = [np.nanmin(np.vstack([s.makespan, np.full_like(random, np.inf)]), axis=0) for s in samples]
+    of_run = np.min([np.full_like(random, np.inf), *found], axis=0)
+    return np.where(np.isfinite(best), best, np.where(np.isfinite(of_run), of_run, random))
+
+
+def _standing(sample: Sample, random: np.ndarray, best: np.ndarray, weights: np.ndarray) -> Standing:
+    finished = np.isfinite(sample.makespan)
+    makespan = np.where(finished, sample.makespan, random)  # (S, T)
+    gap, speedup = makespan / best - 1, random / makespan
+    estimates = (_estimate(values.mean(axis=0), weights) for values in (makespan, gap, speedup))
+    return Standing(sample.agent, sample.track, 0, float(finished.mean()), *estimates)
+
+
+def _resamples(tasks: int) -> np.ndarray:
+    """Shares of the tasks in each resample, (RESAMPLES, T)."""
+    rng = np.random.default_rng(RNG_SEED)
+    return rng.multinomial(tasks, np.full(tasks, 1 / tasks), size=RESAMPLES) / tasks
+
+
+def _estimate(per_task: np.ndarray, weights: np.ndarray) -> Estimate:
+    tail = (100 - CONFIDENCE) / 2
+    low, high = np.percentile(weights @ per_task, [tail, 100 - tail])
+    return Estimate(float(per_task.mean()), float(low), float(high))
+
+
+@dataclass(frozen=True)
+class Row:
+    """An agent on a suite; without a standing where it could not even be tried."""
+
+    suite: str
+    agent: str
+    track: str
+    planner: str
+    judge: str
+    seeds: int
+    standing: Standing | None
+    balance: float  # mean over feasible plans
+    plan_seconds: float  # mean over runs that gave a plan
+    calls: float
+    error: str | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The rows of a suite, best first, and what a reader has to know about them."""
+
+    suite: Suite
+    rows: tuple[Row, ...]
+    tasks: int
+    split: str
+    notes: tuple[str, ...]
+
+
+def ranking(
+    suite: Suite, split: str, runs: dict[str, list[list[Judged]]], refs: References, unable: Sequence[Row]
+) -> Ranking:
+    """Rank the agents by their runs, agent -> seed -> task; `unable` lack something and come last."""
+    samples = [_sample(agent, by_seed) for agent, by_seed in runs.items()]
+    best = best_of_run(samples, refs.random, refs.best)
+    ranked = standings(samples, refs.random, best)
+    rows = tuple(_row(standing, runs[standing.agent]) for standing in ranked)
+    notes = [refs.note] if refs.note else []
+    if unknown := int(np.isnan(refs.best).sum()):
+        which = "No best known plans yet" if unknown == len(best) else f"No best known plan for {unknown} tasks"
+        notes.append(f"{which}: gaps there are to the best of this run. --update-best keeps its plans.")
+    if any((s.makespan < refs.best - 1e-9).any() for s in samples):
+        notes.append("Some plans beat the best known ones: run with --update-best to keep them.")
+    return Ranking(suite, (*rows, *unable), len(best), split, tuple(notes))
+
+
+def unable_row(suite: Suite, agent: str, planner: str, judge: str, why: str) -> Row:
+    """An agent that needs something that is not installed, or that is not trained for the suite."""
+    return Row(suite.key, agent, "-", planner, judge, 0, None, math.nan, math.nan, math.nan, why)
+
+
+def json_row(row: Row) -> dict[str, Any]:
+    """The row for machines; what is not known is null."""
+    s = row.standing
+    figures = {
+        "feasible": s and s.feasible,
+        "latency_ms": s and s.makespan.mean,
+        "gap": s and s.gap.mean,
+        "speedup": s and s.speedup.mean,
+        "balance": None if math.isnan(row.balance) else row.balance,
+        "plan_seconds": None if math.isnan(row.plan_seconds) else row.plan_seconds,
+    }
+    head = ("suite", "agent", "track", "planner", "judge", "seeds")
+    return {key: getattr(row, key) for key in head} | figures | {"error": row.error}
+
+
+def text(found: Ranking) -> str:
+    """The table for a terminal."""
+    grid = [list(COLUMNS), *([cell(row) for cell in COLUMNS.values()] for row in found.rows)]
+    widths = [max(len(line[i]) for line in grid) for i in range(len(COLUMNS) - 1)]
+    lines = ["  ".join([c.ljust(w) for c, w in zip(line, widths, strict=False)] + line[-1:]) for line in grid]
+    return "\n".join([_title(found), "", *(line.rstrip() for line in lines), *("", *found.notes)])
+
+
+def markdown(found: Ranking, command: str, workers: int) -> str:
+    """The table as a page, with what it takes to make it again."""
+    grid = [list(COLUMNS), ["---"] * len(COLUMNS)]
+    grid += [[cell(row).replace("|", "\\|") for cell in COLUMNS.values()] for row in found.rows]
+    packages = ", ".join(f"{name} {version}" for name, version in versions_here())
+    made = f"Made by `{command}` with {packages}; commit {commit_here() or 'unknown'}, benchmark version"
+    host = f"{os.cpu_count()} cores ({platform.machine()}), {workers} agents at a time"
+    lines = [f"# {found.suite.name}", "", _title(found) + ".", ""]
+    lines += ["| " + " | ".join(line) + " |" for line in grid]
+    lines += [
+        "",
+        *found.notes,
+        "",
+        "Gap is to the best known plan, speedup over the mean random plan, with 95 % intervals over tasks.",
+        "A run without a feasible plan in time counts as the mean random plan. Tracks are ranked apart.",
+        f"Plan times are wall clock on {host}: good for orders of magnitude.",
+        "",
+        f"{made} {BENCHMARK_VERSION}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _title(found: Ranking) -> str:
+    suite, row = found.suite, found.rows[0]
+    size = f"{found.tasks} {found.split} tasks of {suite.num_tables} tables on {suite.num_devices} devices"
+    available = len(suite.tasks(found.split))
+    only = f" (the first of {available})" if found.tasks < available else ""
+    return f"{suite.key}: {size}{only}, objective {suite.objective}, planner {row.planner}, judge {row.judge}"
+
+
+def _sample(agent: str, by_seed: list[list[Judged]]) -> Sample:
+    makespan = [[s.makespan if s and s.feasible else np.nan for _, s in runs] for runs in by_seed]
+    return Sample(agent, by_seed[0][0][0].track, np.array(makespan, float))
+
+
+def _row(standing: Standing, by_seed: list[list[Judged]]) -> Row:
+    judged = [pair for runs in by_seed for pair in runs]
+    first = judged[0][0]
+    feasible = [score.balance for _, score in judged if score and score.feasible]
+    planned = [result for result, _ in judged if result.plan is not None]
+    return Row(
+        suite=first.suite,
+        agent=first.agent,
+        track=first.track,
+        planner=first.planner,
+        judge=first.judge,
+        seeds=len(by_seed),
+        standing=standing,
+        balance=float(np.mean(feasible)) if feasible else math.nan,
+        plan_seconds=float(np.mean([r.wall_seconds for r in planned])) if planned else math.nan,
+        calls=float(np.mean([r.simulator_calls for r in planned])) if planned else math.nan,
+        error=_failures(judged),
+        note=_overrun(planned),
+    )
+
+
+def _overrun(planned: list[Result]) -> str:
+    """A word on an agent that takes clearly longer than the budget it was given."""
+    ratios = [r.wall_seconds / r.config["budget"] for r in planned if r.config.get("budget")]
+    over = float(np.mean(ratios)) if ratios else 0.0
+    return f"takes {over:.1f} times its budget" if over > OVERRUN else ""
+
+
+def _failures(judged: list[Judged]) -> str | None:
+    """The errors of an agent: the first of each kind, and how often."""
+    told = [
+        r.error or "" if s is None else f"infeasible: {s.violations[0]}" for r, s in judged if not (s and s.feasible)
+    ]
+    count = Counter(message.split(":")[0] for message in told)
+    first = {message.split(":")[0]: message for message in reversed(told)}
+    return "; ".join(f"{first[kind]} ({n} of {len(judged)} runs)" for kind, n in count.items()) or None
+
+
+def _interval(value: Callable[[Standing], Estimate], form: str) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        if row.standing is None:
+            return "-"
+        found = value(row.standing)
+        return f"{found.mean:{form}} [{found.low:{form}}, {found.high:{form}}]"
+
+    return cell
+
+
+def _plan_time(row: Row) -> str:
+    seconds = row.plan_seconds
+    if math.isnan(seconds):
+        return "-"
+    value, unit = (seconds, "s") if seconds >= 1 else (seconds * 1e3, "ms")
+    digits = UNIT - 1 - math.floor(math.log10(max(value, 1e-9)))
+    return f"{round(value, digits):.{max(digits, 0)}f} {unit}"
+
+
+def _plain(value: Callable[[Row], float], form: str) -> Callable[[Row], str]:
+    return lambda row: "-" if math.isnan(value(row)) else f"{value(row):{form}}"
+
+
+COLUMNS: dict[str, Callable[[Row], str]] = {
+    "rank": lambda row: str(row.standing.rank) if row.standing else "-",
+    "agent": lambda row: row.agent,
+    "track": lambda row: row.track,
+    "feasible": lambda row: f"{row.standing.feasible:.1%}" if row.standing else "-",
+    "gap": _interval(lambda s: s.gap, "+.1%"),
+    "makespan ms": _interval(lambda s: s.makespan, ".2f"),
+    "speedup": _interval(lambda s: s.speedup, ".3f"),
+    "balance": _plain(lambda row: row.balance, ".2f"),
+    "plan time": _plan_time,
+    "calls": _plain(lambda row: row.calls, ",.0f"),
+    "seeds": lambda row: str(row.seeds),
+    "notes": lambda row: "; ".join(filter(None, (row.error, row.note))),
+}

@@ -1,0 +1,1 @@
+"""Solvers that search: local search, beam, exact ones, and `auto`."""

@@ -1,0 +1,1 @@
+"""Solvers without search: greedy, random, FlexShard, and the planner of TorchRec."""

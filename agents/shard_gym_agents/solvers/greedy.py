@@ -1,0 +1,115 @@
+"""Greedy placement, costliest table first: one loop over named costs, and one over the predicted cost."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from shard_gym.errors import UnknownName
+from shard_gym.plan.feasibility import dead_end, follow
+from shard_gym.plan.nodes import Options
+from shard_gym.plan.placing import Placing
+from shard_gym.plan.plan import Plan
+from shard_gym.plan.rules import Rules
+from shard_gym.simulators import Simulator, single_costs
+from shard_gym.simulators.base import costs_with
+from shard_gym.tables.pool import TablePool
+from shard_gym.task.task import Task
+from shard_gym_agents.solvers.solver import require_fast, require_number
+
+COSTS: dict[str, Callable[[TablePool], np.ndarray]] = {
+    "size": lambda t: t.weight_bytes,
+    "dim": lambda t: t.dim,
+    "lookup": lambda t: t.dim * t.pooling,
+    "size-lookup": lambda t: t.dim * t.pooling * t.weight_bytes,  # DreamShard's paper
+    "size-lookup-log": lambda t: t.dim * t.pooling * np.log10(t.rows),  # DreamShard's code
+}
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """Costliest table first, each to the device with the least cost so far where it may go.
+
+    Tables that must be together count as one, in all greedies but `RoundRobin`.
+    """
+
+    track: ClassVar[str] = "blind"
+    deterministic: ClassVar[bool] = True
+    cost: str = "lookup"
+
+    def __post_init__(self) -> None:
+        if self.cost not in COSTS:
+            raise UnknownName("cost", self.cost, COSTS)
+
+    def __call__(self, task: Task, planner: object) -> Plan:
+        placing = Placing.of(task)
+        rules = placing.options.rules
+        cost = rules.merged(COSTS[self.cost](task.tables).astype(np.float64))
+        costs, speed, placement = cost.tolist(), task.speed, [-1] * task.num_tables
+        devices = [(0.0, d) for d in range(task.num_devices)]  # a heap of (cost so far, device)
+        for t in rules.by_leader(np.argsort(-cost, kind="stable")):
+            full = []
+            while devices and not placing.took(t, devices[0][1]):
+                full.append(heapq.heappop(devices))
+            if not devices:
+                raise dead_end(placing, t)
+            load, placement[t] = devices[0]
+            heapq.heapreplace(devices, (load + costs[t] / speed[placement[t]], placement[t]))
+            for entry in full:
+                heapq.heappush(devices, entry)
+        return Plan(tuple(rules.as_leader(placement)))
+
+
+@dataclass(frozen=True)
+class RoundRobin:
+    """Tables in the order given, dealt to the devices in turn; one where a table may not go is passed over."""
+
+    track: ClassVar[str] = "blind"
+    deterministic: ClassVar[bool] = True
+
+    def __call__(self, task: Task, planner: object) -> Plan:
+        placing, turn = Placing.of(task), 0
+
+        def next_in_turn(table: int) -> int:
+            nonlocal turn
+            for step in range(task.num_devices):
+                device = (turn + step) % task.num_devices
+                if placing.may(table, device):
+                    turn = device + 1
+                    return device
+            return -1
+
+        return Plan(tuple(follow(placing, np.arange(task.num_tables), next_in_turn).tolist()))
+
+
+@dataclass(frozen=True)
+class CostGreedy:
+    """Costliest table first, each to the device whose predicted multi-table cost stays lowest.
+
+    AutoShard announces this baseline and never reports it. Costs come from running sums of table embeddings.
+    """
+
+    track: ClassVar[str] = "search"
+    deterministic: ClassVar[bool] = True
+
+    def __call__(self, task: Task, planner: Simulator) -> Plan:
+        planner, rules = require_fast(planner), Rules.of(task)
+        tables = rules.merged(planner.embed(task))
+        placing = Placing(Options.of(task, tables, rules), track=True)
+        sums = placing.sums[0]
+
+        def cheapest(table: int) -> int:
+            cost = costs_with(task, planner, sums, tables[table])
+            device = int(cost.argmin())  # of a NaN, if there is one
+            require_number(cost[device], planner)
+            if placing.may(table, device):
+                return device
+            legal = placing.legal(table)[0]
+            return int(np.where(legal, cost, np.inf).argmin()) if legal.any() else -1
+
+        order = np.argsort(-rules.merged(single_costs(planner, task)), kind="stable")
+        return Plan(tuple(follow(placing, order, cheapest).tolist()))

@@ -1,0 +1,139 @@
+"""Fidelity of predicted costs: `python -m benchmarks.fidelity [--hardware NAME] [--fit]`.
+
+On shards of tables that no fit has seen, on whole plans, and by what a search makes of them. Works from committed data
+in less than a minute; `--fit` first fits every network again where data has changed (25 fits, a minute or two each).
+Writes benchmarks/results/fidelity.md, .png and .svg; of other hardware than cpu, fidelity-HARDWARE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks import batches, decisions, pages
+from benchmarks.fits import NETWORKS, OURS, SEEDS, Fits
+from benchmarks.measured import Hardware
+from shard_gym import simulators
+from shard_gym.measuring import chosen
+from shard_gym.measuring.predictors import Predicted, Shards, baselines, by_size, row, shards_of, size_table, table
+from shard_gym.measuring.repeats import merged, repeat_noise
+from shard_gym.records import commands
+from shard_gym.records.files import write_whole
+from shard_gym.simulators.features import GROUPS
+
+
+def measure(options: argparse.Namespace) -> pages.Found:
+    """Errors on shards, plans and decisions; also draws the pictures, unless JSON is asked for."""
+    hardware = Hardware(options.hardware, results=options.out)
+    train, unseen = (hardware.load(role) for role in ("planner", "test"))
+    fits = Fits(train, merged(unseen), Hardware(options.hardware).result("fidelity").with_suffix(".npz"))
+    if options.fit:
+        fits.fit_missing(options.workers)
+    found, shown, shards = report(fits, repeat_noise(unseen))
+    paces = [card.get("pace", 1.0) for m in (train, unseen) for card in m.card.get("parts", [m.card])]
+    planner, judge = (options.planner or hardware.planner), (options.judge or hardware.judge)
+    outcome = chosen.outcome(
+        chosen.load(hardware.plans), hardware.runs(), simulators.make(planner), simulators.make(judge)
+    )
+    found |= {"paces": paces, "plans": chosen.figures(outcome), "picture": hardware.result("fidelity").name}
+    found |= {"decisions": decisions.load(Hardware(options.hardware)), "batches": batches.figures(hardware)}
+    if not options.json:
+        for kind in ("png", "svg"):
+            drawn = pages.picture(lambda figure: _draw(figure, shown, shards, found), (16, 4.5), 110, kind)
+            write_whole(hardware.result("fidelity").with_suffix(f".{kind}"), drawn)
+    return found
+
+
+def report(fits: Fits, noise: dict[str, float]) -> tuple[dict[str, Any], dict[str, Predicted], Shards]:
+    """Figures of unseen shards, the predictions behind them, and the shards they are of."""
+    learn, shards = shards_of(fits.train), shards_of(fits.unseen)
+    shown = {name: predict(shards) for name, predict in baselines(learn).items()}
+    shown["sum of single-table costs (ours)"] = fits.alone()
+    rows = [row(name, [predicted], shards) for name, predicted in shown.items()]
+    for name, architecture in {**NETWORKS, "ours": OURS}.items():
+        predictions = [fits.predicted(f"{architecture}-{seed}") for seed in SEEDS]
+        shown[name] = predictions[0]
+        rows.append(row(name, predictions, shards))
+    ablated = [row("all features", [shown["AutoShard's"]], shards)]
+    ablated += [row(f"without {g}", [fits.predicted(f"autoshard-without-{g}")], shards) for g in GROUPS]
+    found = {
+        "train": {"shards": len(learn), "pools": fits.train.pools, "data": fits.train.content_hash},
+        "unseen": {"shards": len(shards), "pools": fits.unseen.pools, "data": fits.unseen.content_hash, "noise": noise},
+        "rows": rows,
+        "ablation": ablated,
+        "by_size": {name: by_size(predicted, shards) for name, predicted in shown.items()},
+    }
+    return found, shown, shards
+
+
+def page(found: pages.Found) -> str:
+    """The page."""
+    unseen, train, noise = found["unseen"], found["train"], found["unseen"]["noise"]
+    about = (
+        f"Made by `{found['command']}`. Fitted to {train['shards']:,} measured shards of tables of "
+        f"{', '.join(train['pools'])}; errors on {unseen['shards']:,} shards of {', '.join(unseen['pools'])}, tables "
+        "that no fit has seen, against the mean of their measurements. Two measurements of one shard in one campaign "
+        f"differ by {noise['median_relative_difference']:.1%} in the median, {noise['mean_relative_difference']:.1%} "
+        f"on average ({noise['pairs']:,} pairs). The machine is shared, so all times are brought to one pace "
+        f"(`shard_gym/measuring/repeats.py`): campaigns took {min(found['paces']):.3f} to {max(found['paces']):.3f} "
+        "times as long as the one that measured some shards of all of them. Networks: mean ± standard deviation of "
+        f"{len(SEEDS)} seeds."
+    )
+    lines = ["# How true predicted costs are", "", about, "", *table(found["rows"]), ""]
+    lines += ["## Error against the number of tables (MAPE, bias)", "", *size_table(found["by_size"]), ""]
+    lines += ["## Features left out", "", "AutoShard's network, seed 0.", "", *table(found["ablation"]), ""]
+    lines += chosen.section(found["plans"])
+    lines += decisions.section(found["decisions"]) + batches.section(found["batches"])
+    return "\n".join([*lines, f"![Predicted and measured]({found['picture']}.png)", ""])
+
+
+def _draw(figure: Any, shown: dict[str, Predicted], shards: Shards, found: pages.Found) -> None:
+    """Predicted against measured, error against the number of tables, regret and optimism against effort."""
+    left, middle, right = figure.subplots(1, 3)
+    measured = shards.times.sum(axis=1)
+    for name, colour in (("AutoShard's", "tab:orange"), ("ours", "tab:blue")):
+        left.plot(measured, shown[name].ms, ".", color=colour, alpha=0.3, markersize=3, label=name, rasterized=True)
+    ends = np.array([measured.min(), measured.max()])
+    left.plot(ends, ends, color="black", linewidth=0.8)
+    left.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms")
+    left.legend()
+    for name, cells in found["by_size"].items():
+        middle.plot(list(cells), [100 * c["mape"] for c in cells.values()], marker="o", label=name)
+    middle.set(xlabel="tables of a shard", ylabel="mean absolute error, %", yscale="log")
+    middle.legend(fontsize=7)
+    if found["decisions"]:
+        _draw_efforts(right, found["decisions"]["decisions"])
+
+
+def _draw_efforts(axes: Any, rows: list[dict[str, Any]]) -> None:
+    rows = [row for row in rows if row["solver"] not in ("random", "lookup-greedy")]  # far off: they are in the table
+    labels = [row["solver"] if row["budget"] is None else f"search\n{row['budget']:g} s" for row in rows]
+    for key, marker in (("regret", "o"), ("optimism", "s")):
+        axes.plot(labels, [100 * row[key] for row in rows], marker=marker, label=f"{key} by the judge")
+    axes.set(ylabel="%")
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.legend()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Report on the measurements of one piece of hardware."""
+    parser = pages.parser("fidelity", __doc__)
+    parser.add_argument("--hardware", default="cpu", help="which measurements: files HARDWARE-*.npz")
+    parser.add_argument("--planner", help="id or weights file that chose the plans; default learned:HARDWARE-v1")
+    parser.add_argument("--judge", help="id or weights file; default learned:HARDWARE-judge-v1")
+    parser.add_argument("--fit", action="store_true", help="fit what is missing or was fitted to other data")
+    parser.add_argument("--workers", type=int, default=1, help="fits at a time")
+    parser.add_argument("--json", action="store_true", help="print JSON and write nothing")
+    options, _ = parser.parse_known_args(argv)
+    if options.json:
+        return commands.run(parser, lambda options: print(json.dumps(measure(options), default=vars)), argv)
+    name = Hardware(options.hardware).result("fidelity").name
+    return pages.run(parser, measure, page, argv, file=f"{name}.md")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

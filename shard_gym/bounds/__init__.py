@@ -1,0 +1,1 @@
+"""Lower bounds: what no plan of a task can beat."""

@@ -1,1 +1,0 @@
-"""TorchRec: models in, plans out, and its accounting of memory."""

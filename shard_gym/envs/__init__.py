@@ -1,0 +1,1 @@
+"""Environments: one episode as `ShardingEnv`, many at once as `ShardingVectorEnv`."""

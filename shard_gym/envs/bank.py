@@ -1,0 +1,147 @@
+"""Banks of tasks, from which episodes take theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Space
+
+from shard_gym.envs.episodes import FIXED_ORDERS, Episode, Prepared
+from shard_gym.envs.observations import OBSERVATIONS, SPLIT_OBSERVATIONS, Observation
+from shard_gym.errors import InvalidTask, UnknownName
+from shard_gym.plan.nodes import Nodes
+from shard_gym.simulators import Simulator
+from shard_gym.tables.pool import FEATURES
+from shard_gym.task import suites
+from shard_gym.task.suites import SPLITS, Suite
+from shard_gym.task.task import Task
+
+_UNSCALED = (np.zeros(len(FEATURES)), np.ones(len(FEATURES)))
+
+
+@dataclass(frozen=True, eq=False)
+class Bank:
+    """Tasks that episodes are drawn from, all with the same number of devices, and what they share.
+
+    `scaling` is the mean and the standard deviation of each of the 21 features: constants, never computed
+    from the tasks themselves; take a suite's, `suites.get("core-80x8").feature_scaling()`. The default leaves
+    features raw.
+    """
+
+    tasks: tuple[Task, ...]
+    scaling: tuple[np.ndarray, np.ndarray] = _UNSCALED
+    suite: Suite | None = None
+    split: str = "train"  # of the suite
+    split_action: bool = False  # whether episodes may halve tables, where their task allows splits
+
+    def __post_init__(self) -> None:
+        if not self.tasks or not all(isinstance(task, Task) for task in self.tasks):
+            raise InvalidTask(f"tasks are a suite's name or at least one shard_gym.Task, got {self.tasks!r:.80}")
+        if len(devices := {task.num_devices for task in self.tasks}) > 1:
+            raise InvalidTask(f"tasks of one environment have the same number of devices, got {sorted(devices)}")
+        _check_scaling(self.scaling)
+
+    @classmethod
+    def of(cls, tasks: str | Suite | Bank | Sequence[Task], split: str) -> Bank:
+        """Make one of a suite or its name, of tasks, or of a bank."""
+        if split not in SPLITS:
+            raise UnknownName("split", split, SPLITS)
+        if isinstance(tasks, Bank):
+            return tasks
+        if isinstance(tasks, Task):
+            return cls((tasks,))
+        if not isinstance(tasks, str | Suite):
+            return cls(tuple(tasks) if isinstance(tasks, Iterable) else (tasks,))
+        suite = suites.get(tasks) if isinstance(tasks, str) else tasks
+        return cls(suite.tasks(split), suite.feature_scaling(), suite, split, suite.split_action)
+
+    def standardised(self, task: Task) -> np.ndarray:
+        """Features of a task's tables by the scaling, (N, 21) float32."""
+        mean, deviation = self.scaling
+        return ((task.tables.features() - mean) / np.where(deviation > 0, deviation, 1)).astype(np.float32)
+
+    def random_makespan(self, index: int, simulator_id: str) -> float | None:
+        """Mean makespan of random plans of a task, ms, where a suite holds it for that simulator; else None."""
+        if self.suite is None:
+            return None
+        try:
+            return float(self.suite.random_makespans(self.split, simulator_id)[index])
+        except UnknownName:
+            return None
+
+    def most_nodes(self) -> int:
+        """Nodes of the task that has the most of them; its tables where there are no split actions."""
+        return max(len(Nodes.of(task, self.split_action)) for task in self.tasks)
+
+    def prepared(self, task: Task, simulator: Simulator, index: int | None = None) -> Prepared:
+        """A task for episodes; `index` is its place in the bank, if it is there and rewards need its reference."""
+        nodes = Nodes.of(task, self.split_action)
+        reference = None if index is None else self.random_makespan(index, simulator.id)
+        return Prepared(nodes, simulator, self.standardised(nodes.pieces), self.split_action, reference)
+
+
+@dataclass(frozen=True, eq=False)
+class Settings:
+    """Choices of an environment: its tasks, what it shows and pays, their order, and who predicts costs."""
+
+    bank: Bank
+    observation: str
+    reward: str
+    order: str
+    simulator: Simulator
+
+    @property
+    def shown(self) -> Observation:
+        """The observation that was asked for."""
+        return (SPLIT_OBSERVATIONS if self.bank.split_action else OBSERVATIONS)[self.observation]
+
+    @property
+    def dense(self) -> bool:
+        """True if every step is paid for."""
+        return self.reward == "dense"
+
+    @property
+    def scored(self) -> bool:
+        """True if rewards need a task's worst and reference makespans."""
+        return self.reward != "balance"
+
+    @cached_property
+    def most_nodes(self) -> int:
+        """Nodes of the task of the bank that has the most of them."""
+        return self.bank.most_nodes()
+
+    def space(self) -> Space:
+        """The space of what is shown."""
+        return self.shown.space(self.bank.prepared(self.bank.tasks[0], self.simulator), self.most_nodes)
+
+    def episode(self, task: Task, index: int | None) -> Episode:
+        """A task in the order that its episodes share; `index` is its place in the bank, if it is there."""
+        prepared = self.bank.prepared(task, self.simulator, index if self.scored else None)
+        return Episode(prepared, FIXED_ORDERS["given" if self.order == "random" else self.order](prepared))
+
+    def find(self, task: Any) -> int | None:
+        """The place of a caller's task in the bank, None if it is not there; refuses one that cannot be played."""
+        devices = self.bank.tasks[0].num_devices
+        if not isinstance(task, Task) or task.num_devices != devices:
+            raise InvalidTask(f"options['task'] must be a shard_gym.Task with {devices} devices")
+        nodes = len(Nodes.of(task, self.bank.split_action))
+        if self.observation == "set" and nodes > self.most_nodes:
+            kind = "tables and halves" if self.bank.split_action else "tables"
+            raise InvalidTask(f'"set" shows {self.most_nodes} {kind} at most, not {nodes}')
+        return next((i for i, t in enumerate(self.bank.tasks) if t == task), None)
+
+
+def _check_scaling(scaling: Any) -> None:
+    try:
+        values = np.array(scaling, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidTask(f"scaling is two arrays of {len(FEATURES)} numbers: {error}") from error
+    if values.shape != (2, len(FEATURES)) or not np.isfinite(values).all() or (values[1] < 0).any():
+        raise InvalidTask(
+            f"scaling is the mean and the deviation of {len(FEATURES)} features, finite, deviations not negative; "
+            f"got {values!r:.80}"
+        )

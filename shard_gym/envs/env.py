@@ -1,0 +1,279 @@
+"""The environment: one table a step, onto one of K devices."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from shard_gym import simulators
+from shard_gym.envs import rewards
+from shard_gym.envs.bank import Bank, Settings
+from shard_gym.envs.canvas import Window
+from shard_gym.envs.drawing import picture
+from shard_gym.envs.episodes import ORDERS, Episode, hashed, shuffled, task_index
+from shard_gym.envs.observations import OBSERVATIONS
+from shard_gym.envs.render import describe
+from shard_gym.envs.rewards import REWARDS
+from shard_gym.envs.states import State
+from shard_gym.errors import InvalidTask, ShardGymError, UnknownName
+from shard_gym.simulators import FastSimulator, Simulator
+from shard_gym.task.suites import Suite
+from shard_gym.task.task import Task
+
+
+class NoEpisode(ShardGymError, gym.error.ResetNeeded):
+    """There is no episode under way: it has not begun, or it is over."""
+
+
+class BadAction(ShardGymError, gym.error.InvalidAction):
+    """An action is none of the environment's."""
+
+
+class ShardingEnv(gym.Env[Any, Any]):
+    """Place a task's embedding tables on K devices, one a step, so that the slowest device is fast.
+
+    `gym.make("ShardGym-MetaSyn-80x8", split="train")`, or `ShardingEnv(tasks=[my_task, ...])`.
+
+    **Episodes.** An episode places every table of one task once. Which task is a hash of the environment's
+    seed and the episode's number: `reset(seed=s)` sets the seed and episode 0, `reset()` moves on to the next
+    one, and an environment never seeded draws a seed. `reset(options={"task": task})` plays that task instead
+    and does not take a number. Tables come in descending predicted cost of each alone, ties by index
+    (`order="cost"`), by bytes (`"size"`, the default of Tight suites, where cost order runs into dead ends),
+    as listed (`"given"`), or in an order of each episode's own (`"random"`).
+
+    **Actions.** `Discrete(K)`: the device of the next table. A table may be put where it must not go; the
+    penalty comes at the end. `action_masks()`, and `info["action_mask"]` after `reset` and `step`, say where
+    it may go by memory and by the task's constraints (room is kept for what must stay somewhere); all ones when
+    it may go nowhere.
+
+    **Splits.** `-Split` ids, and a `Bank` with `split_action`, have `Discrete(K + 1)`: action K halves the next
+    table's columns. Its two halves are tables like any other: they wait their turn in the episode's order, never
+    before the table they come from, and may be halved again, three times in all, while their columns stay a
+    multiple of 4. The task says which tables may be split (`splits_allowed`; none that its constraints name, and
+    with `max_moves` none). The mask is [K + 1], its last entry 1 where a split is legal; where the table fits
+    nowhere but may be split, only the split is 1.
+    An illegal split is no error: the table goes to the device with the most free bytes, ties to the lowest index.
+
+    **Observations.** `observation="table"` (default) is `Box[22]`: the 21 features of the next table,
+    standardised by constants from the suite's training tables, and the share of tables placed. It does not
+    show the devices, so it is *not* Markov: use a recurrent policy. At the end: zeros and 1. `"full"` is a
+    `Dict`: `table` (as above), `devices` [K, 4 + H] (used memory over the device's own, free memory over the
+    largest device's, predicted cost over an even share of all tables' single costs, speed over the fastest,
+    the sum of its tables' embeddings over an even share), `remaining` [5] (tables, summed single cost, bytes
+    and columns left, and the dearest left over the dearest of all) and `action_mask` [K]. It is what a
+    feed-forward policy can use, but tables still to come are only summed up, so it is nearly Markov, not
+    quite. `"ahead"` adds `ahead` [K]: each device's predicted cost, scaled as in `devices`, if the next table went
+    there (at the end, what it costs). `"set"` is Markov within a suite, a `Dict` padded to the bank's longest task:
+    `tables` [N, 21], `sizes` [N] (bytes over the largest device's), `device` [N] (-1: not placed), `order` [N]
+    (table of each step, -1: padding), `position` [1], `capacity` and `speed` [K], `action_mask` [K].
+
+    With split actions halves count as tables in all of them: the share placed is of the tables and halves that
+    there are by now, and `remaining` is over what there was before any split (so it may exceed 1), its last entry
+    the dearer of the next one and of the tables still whole. `"set"` lists nodes instead of tables: table by table,
+    the whole table, then a half, a quarter and an eighth of it, as far as it may be split. `left` [M] is how many
+    pieces of each wait, `placed` [M, K] how many each device holds, `position` where in `order` the next one is.
+
+    **Rewards** are 0 before the end. `reward="balance"` (default of kernel suites): the fastest over the
+    slowest device's computation, or -max_k((used - capacity) / capacity) when a device is over. `"latency"`
+    (default of iteration suites): -makespan / reference, or -(R + overshoot), where R is the worst device
+    holding everything, over the reference; a suite's reference is the mean makespan of random plans where it is
+    frozen for the simulator (it is for planner and judge), any
+    other task's is that worst device (neither splits). A feasible plan is never held to be worse than R, so every
+    infeasible end scores below every feasible one. `"dense"` pays at each step what the partial plan's score
+    changed, nothing for a split; it sums to `"latency"`. A broken constraint of the task counts as an overshoot
+    of one.
+
+    **Ends.** `terminated` with the last table, never `truncated`. The last `info` holds `plan` (with its splits),
+    `latency`, `makespan` (ms), `balance`, `feasible` (memory and constraints), `task` (its hash), and where the
+    simulator knows them the slowest device's `spread` (ms) and `distance` (of its tables from those fitted;
+    0 inside).
+
+    **Devices** may differ in memory and speed (`Task.memory`, `Task.speed`) and share links in groups
+    (`Task.links`). Masks follow memory, costs speed and links; all but `"table"` show memory and speed.
+
+    **Arguments.** `tasks`: a suite's name, tasks, or a `Bank`, which may scale features (raw by default).
+    `split`: "train", "val" or "test". `simulator`: an id or a simulator; the suite's planner by default. One
+    that is not fast serves "table" and "set"; give it `order="size"`, or it costs every table alone first.
+    `render_mode`: "ansi" (text), "rgb_array" (a picture), or "human" (a window, drawn after `reset` and `step`);
+    pictures need pygame, `pip install "shard-gym[render]"`.
+    """
+
+    metadata = {"render_modes": ["ansi", "rgb_array", "human"], "render_fps": 8}  # noqa: RUF012  # gymnasium's own declaration
+
+    def __init__(
+        self,
+        tasks: str | Suite | Bank | Sequence[Task],
+        split: str = "train",
+        observation: str = "table",
+        reward: str | None = None,
+        order: str | None = None,
+        simulator: str | Simulator | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        self.bank = bank = Bank.of(tasks, split)
+        suite, task = bank.suite, bank.tasks[0]
+        default_reward = "balance" if task.objective == "kernel" else "latency"
+        default_order = suite.order if suite else "cost"
+        default_simulator = suite.planner if suite else simulators.DEFAULT
+        self.observation = _known("observation", observation, OBSERVATIONS)
+        self.reward = _known("reward", default_reward if reward is None else reward, REWARDS)
+        self.order = _known("order", default_order if order is None else order, ORDERS)
+        self.render_mode = _known("render_mode", render_mode, (None, *self.metadata["render_modes"]))
+        self.simulator = _simulator(default_simulator if simulator is None else simulator)
+        self.settings = settings = Settings(bank, self.observation, self.reward, self.order, self.simulator)
+        self.most_nodes, shown = settings.most_nodes, settings.shown
+        if shown.needs_sums and not isinstance(self.simulator, FastSimulator):
+            raise InvalidTask(f'"{observation}" shows embeddings, {self.simulator.id} has none: use "table" or "set"')
+        self._observe, self._dense, self._track = shown.observe, settings.dense, settings.dense or shown.needs_sums
+        self._played: dict[int, Episode] = {}  # tasks of the bank that were drawn before
+        self._seed, self._episode = -1, 0
+        self._state: State | None = None
+        self._over = False
+        self._window: Window | None = None
+        self._paid = 0.0  # dense rewards of this episode so far
+        self.num_devices = task.num_devices
+        self._actions = self.num_devices + bank.split_action
+        self.action_space = spaces.Discrete(self._actions)
+        self.observation_space = settings.space()
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin the next episode, the first one of `seed`, or that of `options={"task": task}`."""
+        super().reset(seed=seed)
+        if seed is not None:
+            self._seed, self._episode = seed, 0
+        elif self._seed < 0:
+            self._seed = int(self.np_random.integers(2**63))
+        state = self._state = State(self._next({} if options is None else options), self._track)
+        self._over, self._paid = False, 0.0
+        if self.render_mode == "human":
+            self.render()
+        return self._observe(state, self.most_nodes), {"action_mask": state.mask()}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Put the next table on device `action`; with split actions K halves it."""
+        state = self._state
+        if state is None or self._over:
+            self._refuse_step()
+        if action.__class__ is not int:
+            action = self._index(action)
+        if not 0 <= action < self._actions:
+            raise BadAction(f"there is no action {action}: {self._choices()}")
+        state.place(action)
+        if self.render_mode == "human":
+            self.render()
+        shown = self._observe(state, self.most_nodes)
+        self._over = state.done
+        if self._over:
+            p = state.episode.prepared
+            end = rewards.outcome(p.task, state.plan(), state.latency(), state.free)
+            reward = rewards.end_reward(self.reward, p, end) - self._paid
+            return shown, reward, True, False, end.info(p, state.mask())
+        return shown, self._pay(state) if self._dense else 0.0, False, False, {"action_mask": state.mask()}
+
+    def action_masks(self) -> np.ndarray:
+        """`info["action_mask"]` as bools: where the next table may go. The name is sb3-contrib's."""
+        return self._started().mask().astype(bool)
+
+    def render(self) -> str | np.ndarray | None:  # type: ignore[override]
+        """The devices and the next table: text, a picture (height, width, 3) uint8, or None and it is on the screen."""
+        if self.render_mode is None:
+            gym.logger.warn('render() shows nothing: make the environment with render_mode="ansi", or another one')
+            return None
+        return self.draw(self._started())
+
+    def draw(self, state: State) -> str | np.ndarray | None:
+        """A state as `render` shows it."""
+        if self.render_mode == "ansi":
+            return describe(state)
+        suite = self.bank.suite
+        drawn = picture(state, suite.name if suite else "ShardGym")
+        if self.render_mode == "rgb_array":
+            return drawn.pixels()
+        self._window = self._window or Window("ShardGym")
+        self._window.show(drawn, self.metadata["render_fps"])
+        return None
+
+    def close(self) -> None:
+        """Close the window, if there is one."""
+        if self._window is not None:
+            self._window.close()
+            self._window = None
+
+    def _next(self, options: Mapping[str, Any]) -> Episode:
+        """The episode to play now, its task prepared once if it is in the bank."""
+        if not isinstance(options, Mapping):
+            raise InvalidTask(f"reset options are a dict, {{'task': a shard_gym.Task}}, got {options!r:.80}")
+        for option in options.keys() - {"task"}:
+            raise UnknownName("reset option", option, ["task"])
+        number, given = self._episode, options.get("task")
+        index = self._drawn() if given is None else self.settings.find(given)
+        if index is None:
+            episode = self.settings.episode(given, None)  # type: ignore[arg-type]  # `find` refuses what is no task
+        elif index in self._played:
+            episode = self._played[index]
+        else:
+            episode = self._played[index] = self.settings.episode(self.bank.tasks[index], index)
+        if self.order == "random":
+            p = episode.prepared
+            return Episode(p, p.nodes.by_table(shuffled(p.task.num_tables, hashed(self._seed, number))))
+        return episode
+
+    def _drawn(self) -> int:
+        """The place in the bank of the next episode's task."""
+        self._episode += 1
+        return task_index(self._seed, self._episode - 1, len(self.bank.tasks))
+
+    def _pay(self, state: State) -> float:
+        """The dense reward of a step, kept so that all of them sum to the end's."""
+        before, self._paid = self._paid, rewards.return_so_far(state)
+        return self._paid - before
+
+    def _started(self) -> State:
+        if self._state is None:
+            raise NoEpisode("there is no episode yet: call reset() first")
+        return self._state
+
+    def _index(self, action: Any) -> int:
+        try:
+            return operator.index(action)
+        except TypeError as error:
+            raise BadAction(f"an action is an int, not {action!r:.80}: {self._choices()}") from error
+
+    def _choices(self) -> str:
+        split = f", or {self.num_devices} to split the table" if self.bank.split_action else ""
+        return f"choose a device, 0..{self.num_devices - 1}{split}"
+
+    def _refuse_step(self) -> NoReturn:
+        self._started()
+        raise NoEpisode("every table is placed and the episode is over: call reset() before the next step")
+
+
+def make_env(
+    suite: str,
+    split: str = "train",
+    observation: str = "table",
+    reward: str | None = None,
+    order: str | None = None,
+    simulator: str | Simulator | None = None,
+    render_mode: str | None = None,
+) -> ShardingEnv:
+    """The environment of a suite; what the ids are registered with."""
+    return ShardingEnv(suite, split, observation, reward, order, simulator, render_mode)
+
+
+def _known(kind: str, name: Any, valid: Any) -> Any:
+    if name not in tuple(valid):
+        raise UnknownName(kind, name, valid)
+    return name
+
+
+def _simulator(wanted: Any) -> Simulator:
+    made = simulators.make(wanted) if isinstance(wanted, str) else wanted
+    if isinstance(made, type) or not isinstance(made, Simulator):
+        raise UnknownName("simulator", wanted, simulators.registered())
+    return made

@@ -1,0 +1,266 @@
+"""Costs of many episodes at once, worth of those that are over, and what `info` tells of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, ItemsView, Iterator, Sequence, ValuesView
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from shard_gym.envs import rewards
+from shard_gym.envs.vector.shelf import Shelf
+from shard_gym.envs.vector.states import Record, States
+from shard_gym.plan.plan import broken_constraints
+from shard_gym.simulators import FastSimulator, Latency
+from shard_gym.simulators.base import costs_with
+from shard_gym.task.task import Task
+
+PHASES = tuple(field.name for field in fields(Latency))
+
+
+def latencies(shelf: Shelf, states: States, envs: np.ndarray) -> tuple[Latency, np.ndarray]:
+    """Latency and cost of each device, (c, K), of episodes that are over, or of any whose sums are kept.
+
+    One call of a fast simulator for all tasks that it decodes alike; any other is asked task by task. Where it
+    needs the tables after splits it is asked plan by plan.
+    """
+    simulator = shelf.settings.simulator
+    if isinstance(simulator, FastSimulator):
+        sums = states.device_sums(envs)
+        parts = [(p, t, simulator.decode(t, sums[p])) for p, t in _alike(shelf, states.slot[envs])]
+        return _together(parts, len(envs))
+    parts = []
+    if states.pieces is None:
+        placements = states.placements(envs)
+        for part, task in _same_task(shelf, states.slot[envs]):
+            parts.append((part, task, simulator.latency(task, placements[part, : task.num_tables])))
+    else:
+        for i, plan in enumerate(Record.of(states, envs).plans()):
+            (_, task), *_ = _same_task(shelf, states.slot[envs[i : i + 1]])
+            latency = simulator.latency(task.split(plan.splits), np.array(plan.device)[None])
+            parts.append((np.array([i]), task, latency))
+    return _together(parts, len(envs))
+
+
+Part = slice | np.ndarray
+
+
+def _alike(shelf: Shelf, slots: np.ndarray) -> Iterator[tuple[Part, Task]]:
+    """Episodes that a simulator decodes in one call, and one of their tasks."""
+    if len(shelf.groups) == 1:
+        yield slice(None), shelf.groups[0]
+        return
+    groups = shelf.slots.group[slots]
+    for group in np.unique(groups).tolist():
+        yield np.flatnonzero(groups == group), shelf.groups[group]
+
+
+def _same_task(shelf: Shelf, slots: np.ndarray) -> Iterator[tuple[Part, Task]]:
+    for slot in np.unique(slots).tolist():
+        yield np.flatnonzero(slots == slot), shelf.slots.episode[slot].prepared.task
+
+
+def _together(parts: list[tuple[Part, Task, Latency]], count: int) -> tuple[Latency, np.ndarray]:
+    """The parts' latencies and costs as one; which numbers a simulator tells does not depend on the task."""
+    _, task, latency = parts[0]
+    if isinstance(parts[0][0], slice):
+        return latency, latency.cost(task.objective)
+    shape = (count, latency.forward_compute.shape[-1])
+    arrays = {name: np.empty(shape) for name in PHASES if getattr(latency, name) is not None}
+    cost = np.empty(shape)
+    for part, task, latency in parts:
+        cost[part] = latency.cost(task.objective)
+        for name, values in arrays.items():
+            values[part] = getattr(latency, name)
+    return Latency(**arrays), cost
+
+
+class RunningCosts:
+    """The cost of each device in every episode, (n, K) ms, kept up to date step by step."""
+
+    def __init__(self, shelf: Shelf, states: States) -> None:
+        self.shelf, self.states = shelf, states
+        self.cost = np.zeros(states.placing.free.shape)
+        self.all_changed = True  # by the last update; else the chosen devices only
+
+    def begin(self, envs: np.ndarray) -> None:
+        """An empty device computes for nothing."""
+        self.cost[envs] = 0
+
+    def update(self) -> None:
+        """After a step.
+
+        Where devices are alike and do not touch (kernel objective, equal speeds) only the chosen one is decoded, K
+        of them as one plan, as `simulators.single_costs` does; elsewhere all are.
+        """
+        states, simulator = self.states, self.shelf.settings.simulator
+        if not isinstance(simulator, FastSimulator):
+            self.cost = latencies(self.shelf, states, np.arange(len(states.slot)))[1]
+            return
+        placing = states.placing
+        self.all_changed = not all(_devices_apart(task) for task in self.shelf.groups)
+        for part, task in _alike(self.shelf, states.slot):
+            if not _devices_apart(task):
+                self.cost[part] = simulator.decode(task, placing.sums[part]).cost(task.objective)
+                continue
+            for at, _, sums in placing.touched:
+                assert sums is not None
+                dealt = _dealt(sums[part], states.num_devices)
+                self.cost.reshape(-1)[at[part]] = simulator.decode(task, dealt).compute.reshape(-1)[: len(at[part])]
+
+
+def costs_ahead(shelf: Shelf, states: States) -> np.ndarray:
+    """Costs of devices with their episode's next piece on them, (n, K) ms; at ends, as they are."""
+    simulator, placing = shelf.settings.simulator, states.placing
+    pieces = shelf.options.vector[states.row, 0]  # zeros at ends
+    assert isinstance(simulator, FastSimulator)
+    cost = np.empty(placing.free.shape)
+    for part, task in _alike(shelf, states.slot):
+        cost[part] = costs_with(task, simulator, placing.sums[part], pieces[part])
+    return cost
+
+
+def _devices_apart(task: Task) -> bool:
+    return task.objective == "kernel" and len(set(task.speed)) == 1
+
+
+def _dealt(shards: np.ndarray, devices: int) -> np.ndarray:
+    """Sums of shards dealt to plans, the last one filled up with empty devices: (S, H) -> (P, K, H)."""
+    if missing := -len(shards) % devices:
+        shards = np.concatenate([shards, np.zeros((missing, shards.shape[1]))])
+    return shards.reshape(-1, devices, shards.shape[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Ends:
+    """The ends of some environments' episodes; see `rewards.Outcome`."""
+
+    envs: np.ndarray
+    record: Record
+    latency: Latency  # (c, K)
+    cost: np.ndarray  # (c, K)
+    makespan: np.ndarray  # ms
+    balance: np.ndarray
+    excess: np.ndarray
+    hash: np.ndarray
+
+    def info(self, num_envs: int) -> Infos:
+        """Infos as gymnasium's vector environments have them: an array for each key, and beside it where it is told."""
+
+        def all_of(values: np.ndarray) -> np.ndarray:
+            return spread_out(values, self.envs, num_envs)
+
+        told = {
+            "plan": Later(lambda: all_of(objects(self.record.plans()))),
+            "latency": Later(lambda: all_of(objects(self.latencies()))),
+            "makespan": all_of(self.makespan),
+            "balance": all_of(self.balance),
+            "feasible": all_of(self.excess == 0),
+            "task": all_of(self.hash),
+        }
+        slowest = self.cost.argmax(axis=1)[:, None]
+        for name in ("spread", "distance"):
+            if (values := getattr(self.latency, name)) is not None:
+                told[name] = all_of(np.take_along_axis(values, slowest, axis=1)[:, 0])
+        where = all_of(np.ones(len(self.envs), bool))
+        return Infos(told | {f"_{key}": where for key in told})
+
+    def latencies(self) -> list[Latency]:
+        """One of each environment."""
+        return [one_of(self.latency, i) for i in range(len(self.envs))]
+
+
+def one_of(latency: Latency, i: int) -> Latency:
+    """The latency of one environment."""
+    phases = {f.name: getattr(latency, f.name) for f in fields(Latency)}
+    return Latency(**{name: phase[i] for name, phase in phases.items() if phase is not None})
+
+
+def judged(shelf: Shelf, states: States, envs: np.ndarray) -> Ends:
+    """Judge episodes that are over."""
+    record = Record.of(states, envs)
+    latency, cost = latencies(shelf, states, envs)
+    excess = _excess(shelf, states, envs, record)
+    hashes = shelf.slots.hash[states.slot[envs]]
+    return Ends(envs, record, latency, cost, cost.max(axis=1), latency.balance, excess, hashes)
+
+
+def end_rewards(shelf: Shelf, states: States, ends: Ends) -> np.ndarray:
+    """The whole return of each episode, as `rewards.end_reward`."""
+    if not shelf.settings.scored:
+        return rewards.balance_reward(ends.balance, ends.excess)
+    slots = states.slot[ends.envs]
+    worst, reference = shelf.slots.worst[slots], shelf.slots.reference[slots]
+    return rewards.latency_reward(ends.makespan, ends.excess, worst, reference)
+
+
+def _excess(shelf: Shelf, states: States, envs: np.ndarray, record: Record) -> np.ndarray:
+    """Excess of bytes, by the formula of `rewards.outcome`."""
+    excess, over = np.zeros(len(envs)), np.flatnonzero(states.placing.least[envs] < 0)
+    free, capacity = states.placing.free[envs[over]], shelf.options.capacity[states.slot[envs[over]]]
+    excess[over] = (-free / capacity).max(axis=1)
+    for i in range(len(envs)) if shelf.options.rules.binding else ():
+        excess[i] += len(broken_constraints(record.episode(i).prepared.task, record.plan(i)))
+    return excess
+
+
+@dataclass(frozen=True)
+class Later:
+    """A value not made yet."""
+
+    make: Callable[[], Any]
+
+
+class Infos(dict[str, Any]):
+    """A dict in which a `Later` is made when it is first looked at; gymnasium's wrappers want a real dict.
+
+    A plan for each of a thousand finished episodes takes longer than all their steps, and most are never read.
+    """
+
+    def __getitem__(self, key: str) -> Any:
+        value = super().__getitem__(key)
+        if isinstance(value, Later):
+            value = self[key] = value.make()
+        return value
+
+    def __iter__(self) -> Iterator[str]:  # with one of our own, dict(infos) and {**infos} go by __getitem__ too
+        return super().__iter__()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Like a dict's."""
+        return self[key] if key in self else default  # noqa: SIM401
+
+    def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
+        """Like a dict's."""
+        return ItemsView(self)
+
+    def values(self) -> ValuesView[Any]:  # type: ignore[override]
+        """Like a dict's."""
+        return ValuesView(self)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Like a dict's."""
+        if key in self:
+            self[key]  # made
+        return super().pop(key, *default)
+
+    def copy(self) -> dict[str, Any]:
+        """Like a dict's."""
+        return dict(self)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+def objects(values: Sequence[Any]) -> np.ndarray:
+    """A flat array of these, whatever they are."""
+    return np.fromiter(values, object, len(values))
+
+
+def spread_out(values: np.ndarray, envs: np.ndarray, num_envs: int) -> np.ndarray:
+    """Values of some environments in an array of all, as gymnasium tells them: 0, or None, for the others."""
+    shape = (num_envs, *values.shape[1:])
+    out = np.full(shape, None) if values.dtype == object else np.zeros(shape, values.dtype)
+    out[envs] = values
+    return out

@@ -1,0 +1,228 @@
+"""Observations in a vector environment: those of `shard_gym.envs.observations`, for all at once.
+
+A view is told when a step was `placed`, then of episodes that `begin`, then to `update` itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shard_gym.envs.episodes import Scales
+from shard_gym.envs.observations import device_rows
+from shard_gym.envs.vector.ends import RunningCosts, costs_ahead
+from shard_gym.envs.vector.shelf import Shelf
+from shard_gym.envs.vector.states import States
+
+
+class View:
+    """An observation of all environments; what a view keeps between steps it is told by the first three."""
+
+    def placed(self) -> None:
+        """Take in what a step placed."""
+
+    def begin(self, envs: np.ndarray) -> None:
+        """Take in that these environments begin an episode."""
+
+    def update(self) -> None:
+        """Take in the costs after a step or reset."""
+
+    def show(self, masks: np.ndarray) -> Any:
+        """Observations of all environments."""
+        raise NotImplementedError
+
+    def final(self, envs: np.ndarray, cost: np.ndarray) -> Any:
+        """Observations of environments whose episodes are over and not yet followed by others."""
+        raise NotImplementedError
+
+
+def make_view(shelf: Shelf, states: States, costs: RunningCosts | None, copy: bool) -> View:
+    """The view of the observation that was asked for."""
+    if shelf.settings.observation == "table":
+        return TableView(shelf, states, copy)
+    if shelf.settings.observation == "set":
+        return SetView(shelf, states, copy)
+    assert costs is not None
+    made = AheadView if shelf.settings.observation == "ahead" else FullView
+    return made(shelf, states, costs, copy)
+
+
+def each(shown: Any) -> list[Any]:
+    """The observation of each environment."""
+    if isinstance(shown, np.ndarray):
+        return list(shown)
+    return [dict(zip(shown, values, strict=True)) for values in zip(*shown.values(), strict=True)]
+
+
+def taken(rows: np.ndarray, indices: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+    """Rows taken, in an array of their own or in `out`."""
+    # mode: indices are never out of range, and saying so spares a copy
+    return rows.take(indices, axis=0, out=out, mode="clip")  # type: ignore[return-value]
+
+
+class TableView(View):
+    """The next piece's features and the share of pieces placed, (n, 22)."""
+
+    def __init__(self, shelf: Shelf, states: States, copy: bool) -> None:
+        self.shelf, self.states, self.copy = shelf, states, copy
+        self.shown = np.empty((len(states.slot), shelf.rows.shown.shape[1]), np.float32)
+        # where all episodes of a task have one order and no splits, the row on the shelf has the share too
+        self.counts = states.orders is not None or states.pieces is not None
+
+    def show(self, masks: np.ndarray) -> np.ndarray:
+        shown = taken(self.shelf.rows.shown, self.states.row, None if self.copy else self.shown)
+        if self.counts:
+            shown[:, -1] = self.states.share()
+        return shown
+
+    def final(self, envs: np.ndarray, cost: np.ndarray) -> np.ndarray:
+        shown = np.zeros((len(envs), self.shown.shape[1]), np.float32)
+        shown[:, -1] = 1
+        return shown
+
+
+class FullView(View):
+    """The table view, each device's load, what remains and the mask."""
+
+    def __init__(self, shelf: Shelf, states: States, costs: RunningCosts, copy: bool) -> None:
+        n, k = states.placing.free.shape
+        self.shelf, self.states, self.costs, self.copy = shelf, states, costs, copy
+        self.table = TableView(shelf, states, copy)
+        self.devices = np.empty((n, k, 4 + shelf.width), np.float32)
+        self.remaining = np.empty((n, 5), np.float32)
+        # of each environment's task; `capacity` of each of its devices
+        self.capacity, self.largest = np.zeros((n, k), np.int64), np.zeros(n, np.int64)
+        self.total_cost, self.even_share = np.zeros(n), np.zeros((n, shelf.width))
+
+    def begin(self, envs: np.ndarray) -> None:
+        of, slots = self.shelf.slots, self.states.slot[envs]
+        self.capacity[envs], self.largest[envs] = self.shelf.options.capacity[slots], of.largest[slots]
+        self.total_cost[envs], self.even_share[envs] = of.total_cost[slots], of.even_share[slots]
+        self.devices[envs] = self._rows(envs, np.zeros((len(envs), self.states.num_devices)))
+
+    def update(self) -> None:
+        placing, k = self.states.placing, self.states.num_devices
+        shown = self.devices.reshape(-1, self.devices.shape[2])
+        for at, free, sums in placing.touched:
+            assert sums is not None
+            capacity, speed = self.capacity.reshape(-1)[at], shown[at, 3]
+            scales = Scales(capacity, self.largest, self.total_cost, self.even_share, speed, k)
+            shown[at] = device_rows(scales, free, self.costs.cost.take(at), sums)
+        if self.costs.all_changed:
+            self.devices[:, :, 2] = self.costs.cost * k / self.total_cost[:, None]
+
+    def show(self, masks: np.ndarray) -> dict[str, np.ndarray]:
+        states, pieces = self.states, self.states.pieces
+        rows = self.shelf.rows.remaining if states.orders is None else states.orders.remaining.reshape(-1, 5)
+        remaining = taken(rows, states.at, None if self.copy else self.remaining)
+        if pieces is not None:
+            np.divide(pieces.left, pieces.unit, out=remaining[:, :4], casting="same_kind")
+        devices, masks = (self.devices.copy(), masks.copy()) if self.copy else (self.devices, masks)
+        return {"table": self.table.show(masks), "devices": devices, "remaining": remaining, "action_mask": masks}
+
+    def final(self, envs: np.ndarray, cost: np.ndarray) -> dict[str, np.ndarray]:
+        return {
+            "table": self.table.final(envs, cost),
+            "devices": self._rows(envs, cost),
+            "remaining": np.zeros((len(envs), 5), np.float32),
+            "action_mask": self.states.final_masks(len(envs)),
+        }
+
+    def _rows(self, envs: np.ndarray, cost: np.ndarray) -> np.ndarray:
+        """Rows of the devices, (c, K, 4 + H)."""
+        of, placing, slots = self.shelf.slots, self.states.placing, self.states.slot[envs]
+        total, share = of.total_cost[slots, None], of.even_share[slots, None]
+        capacity, largest = self.shelf.options.capacity[slots], of.largest[slots, None]
+        scales = Scales(capacity, largest, total, share, of.speed[slots], self.states.num_devices)
+        return device_rows(scales, placing.free[envs], cost, placing.sums[envs])
+
+
+class AheadView(View):
+    """The full view, and what each device would cost with the next piece on it."""
+
+    def __init__(self, shelf: Shelf, states: States, costs: RunningCosts, copy: bool) -> None:
+        self.shelf, self.states, self.copy = shelf, states, copy
+        self.full = FullView(shelf, states, costs, copy)
+        self.ahead = np.empty(states.placing.free.shape, np.float32)
+
+    def begin(self, envs: np.ndarray) -> None:
+        self.full.begin(envs)
+
+    def update(self) -> None:
+        self.full.update()
+        cost = costs_ahead(self.shelf, self.states)
+        cost *= self.states.num_devices
+        np.divide(cost, self.full.total_cost[:, None], out=self.ahead, casting="same_kind")
+
+    def show(self, masks: np.ndarray) -> dict[str, np.ndarray]:
+        return {**self.full.show(masks), "ahead": self.ahead.copy() if self.copy else self.ahead}
+
+    def final(self, envs: np.ndarray, cost: np.ndarray) -> dict[str, np.ndarray]:
+        shown = self.full.final(envs, cost)
+        return {**shown, "ahead": shown["devices"][..., 2].copy()}
+
+
+class SetView(View):
+    """All tables, or nodes where they may be halved, where they are, their order and the devices."""
+
+    def __init__(self, shelf: Shelf, states: States, copy: bool) -> None:
+        n, k = states.placing.free.shape
+        self.shelf, self.states, self.copy, most = shelf, states, copy, shelf.settings.most_nodes
+        self.names: tuple[str, ...] = tuple(shelf.settings.space())  # type: ignore[arg-type]
+        if states.pieces is None:
+            where = {"device": np.full((n, most), -1)}
+        else:
+            where = {"left": np.zeros((n, most), np.int8), "placed": np.zeros((n, most, k), np.int8)}
+        self.shown: dict[str, np.ndarray] = {
+            "tables": np.zeros((n, most, shelf.rows.shown.shape[1] - 1), np.float32),
+            "sizes": np.zeros((n, most), np.float32),
+            **where,
+            "order": np.full((n, most), -1),
+            "capacity": np.zeros((n, k), np.float32),
+            "speed": np.zeros((n, k), np.float32),
+        }
+
+    def placed(self) -> None:
+        states, shown = self.states, self.shown
+        node, actions = self.shelf.rows.node[states.last_row], states.last_actions
+        live = np.flatnonzero(node < states.length)
+        node, actions = node[live], actions[live]
+        if "device" in shown:
+            shown["device"][live, node] = actions
+            return
+        halved = actions == states.num_devices
+        shown["left"][live, node] -= 1
+        shown["left"][live[halved], node[halved] + 1] += 2
+        shown["placed"][live[~halved], node[~halved], actions[~halved]] += 1
+
+    def begin(self, envs: np.ndarray) -> None:
+        of, slots, rows = self.shelf.slots, self.states.slot[envs], self.states.rows(envs)
+        shown, largest = self.shown, of.largest[slots, None]
+        most, positions = shown["order"].shape[1], np.arange(rows.shape[1])
+        node, inside = self.shelf.rows.node[rows], positions < of.length[slots, None]
+        by_node = np.zeros_like(node)  # the row of each node; those past the last one are the end's
+        np.put_along_axis(by_node, node, rows, axis=1)
+        by_node = np.where(inside, by_node, rows[:, -1:])[:, :most]
+        shown["order"][envs] = np.where(inside, node, -1)[:, :most]
+        shown["tables"][envs] = self.shelf.rows.shown[by_node, :-1]
+        shown["sizes"][envs] = np.where(inside[:, :most], self.shelf.options.size[by_node, 0], 0) / largest
+        shown["capacity"][envs], shown["speed"][envs] = self.shelf.options.capacity[slots] / largest, of.speed[slots]
+        if "device" in shown:
+            shown["device"][envs] = -1
+        else:
+            shown["left"][envs] = np.where(inside[:, :most], self.shelf.rows.whole[by_node], 0)
+            shown["placed"][envs] = 0
+
+    def show(self, masks: np.ndarray) -> dict[str, np.ndarray]:
+        shown = self._whole(self.shown, self.states.position[:, None], masks)
+        return {name: values.copy() for name, values in shown.items()} if self.copy else shown
+
+    def final(self, envs: np.ndarray, cost: np.ndarray) -> dict[str, np.ndarray]:
+        held = {name: values[envs] for name, values in self.shown.items()}
+        position, masks = self.states.position[envs, None], self.states.final_masks(len(envs))
+        return self._whole(held, position, masks)
+
+    def _whole(self, held: dict[str, np.ndarray], position: np.ndarray, masks: np.ndarray) -> dict[str, np.ndarray]:
+        whole = {**held, "position": position, "action_mask": masks}
+        return {name: whole[name] for name in self.names}  # as the space lists them

@@ -1,0 +1,216 @@
+"""Measured shards as columns: which tables ran together, and how long they took."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shard_gym.errors import CorruptFile, InvalidPool, UnknownName
+from shard_gym.records.files import write_whole
+from shard_gym.tables.metasyn import load_metasyn
+from shard_gym.tables.pool import TablePool
+
+SCHEMA = "shard-gym/measurements/1"
+KINDS = ("single", "random", "light", "heavy", "searched", "repeat")
+_PER_SHARD = {
+    "pool": np.uint8,
+    "forward_ms": np.float32,
+    "backward_ms": np.float32,
+    "forward_spread": np.float32,
+    "backward_spread": np.float32,
+    "kind": np.uint8,
+    "round": np.uint8,
+}
+_PER_TABLE = {"table": np.int32, "dim": np.int16}
+COLUMNS = {"offsets": np.int64, **_PER_TABLE, **_PER_SHARD}
+
+
+@dataclass(frozen=True, eq=False)
+class Measurements:
+    """S measured shards of M tables in all: shard i holds `table[offsets[i]:offsets[i + 1]]`, with those `dim`s."""
+
+    offsets: np.ndarray  # (S + 1,) int64
+    pool: np.ndarray  # (S,) uint8, index into `pools`
+    table: np.ndarray  # (M,) int32, index into the shard's pool
+    dim: np.ndarray  # (M,) int16
+    forward_ms: np.ndarray  # (S,) float32, NaN where nobody measured yet
+    backward_ms: np.ndarray  # (S,) float32
+    forward_spread: np.ndarray  # (S,) float32, standard deviation over the runs that were kept
+    backward_spread: np.ndarray  # (S,) float32
+    kind: np.ndarray  # (S,) uint8, index into KINDS
+    round: np.ndarray  # (S,) uint8: 0 drawn at random; 1, 2, ... built by search on the fit of the round before
+    pools: tuple[str, ...]  # names such as "metasyn_0_856"
+    card: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for column, dtype in COLUMNS.items():
+            array = np.array(getattr(self, column), dtype)
+            array.setflags(write=False)
+            object.__setattr__(self, column, array)
+        object.__setattr__(self, "pools", tuple(self.pools))
+        _check(self)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Measurements):
+            return NotImplemented
+        columns = all(np.array_equal(getattr(self, c), getattr(other, c), equal_nan=True) for c in COLUMNS)
+        return columns and self.pools == other.pools and self.card == other.card
+
+    __hash__ = None  # type: ignore[assignment]  # data, not a key; `content_hash` names it
+
+    @property
+    def total_ms(self) -> np.ndarray:
+        """Forward and backward of each shard, (S,)."""
+        return self.forward_ms + self.backward_ms
+
+    @property
+    def tables_per_shard(self) -> np.ndarray:
+        """Number of tables of each shard, (S,)."""
+        return np.diff(self.offsets)
+
+    @property
+    def content_hash(self) -> str:
+        """Hash of columns, pools and card; the same on every machine."""
+        digest = hashlib.sha256(SCHEMA.encode())
+        for column in COLUMNS:
+            array = getattr(self, column)
+            digest.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
+        digest.update(_card_json(self).encode())
+        return digest.hexdigest()[:16]
+
+    def tables(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tables and dims of shard i."""
+        inside = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
+        return self.table[inside], self.dim[inside]
+
+    def key(self, i: int) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+        """Pool, tables and dims of shard i: equal for two measurements of one shard."""
+        table, dim = self.tables(i)
+        return self.pools[self.pool[i]], tuple(table.tolist()), tuple(dim.tolist())
+
+    def shard_tables(self, i: int) -> TablePool:
+        """The tables of shard i, with the columns they were measured at."""
+        table, dim = self.tables(i)
+        return pool_named(self.pools[self.pool[i]]).take(table).with_(dim=dim.astype(np.int32))
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> Measurements:
+        """The shards at `indices` (or where a mask is True), in that order."""
+        picked = np.asarray(indices)
+        picked = np.flatnonzero(picked) if picked.dtype == bool else picked.astype(np.int64)
+        sizes = self.tables_per_shard[picked]
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        inside = np.arange(offsets[-1]) - np.repeat(offsets[:-1] - self.offsets[picked], sizes)
+        columns: dict[str, Any] = {c: getattr(self, c)[picked] for c in _PER_SHARD}
+        columns |= {c: getattr(self, c)[inside] for c in _PER_TABLE}
+        return Measurements(offsets, **columns, pools=self.pools, card=self.card)
+
+    @classmethod
+    def concat(cls, parts: Sequence[Measurements]) -> Measurements:
+        """All shards of `parts`; cards that differ are kept side by side under "parts"."""
+        if not parts:
+            raise InvalidPool("nothing to concatenate: give at least one set of measurements")
+        pools = tuple(dict.fromkeys(name for part in parts for name in part.pools))
+        columns: dict[str, Any] = {
+            c: np.concatenate([getattr(part, c) for part in parts]) for c in (*_PER_SHARD, *_PER_TABLE)
+        }
+        renumbered = [np.array([pools.index(n) for n in part.pools], np.uint8)[part.pool] for part in parts]
+        columns["pool"] = np.concatenate(renumbered)
+        sizes = np.concatenate([part.tables_per_shard for part in parts])
+        cards = [part.card for part in parts]
+        card = cards[0] if all(c == cards[0] for c in cards) else {"parts": cards}
+        return cls(np.concatenate([[0], np.cumsum(sizes)]), **columns, pools=pools, card=card)
+
+    @classmethod
+    def unmeasured(
+        cls, pool: str, shards: Sequence[tuple[Any, Any]], kind: str = "searched", round: int = 0
+    ) -> Measurements:
+        """Shards to be measured, each (tables, dims) of the pool of that name; times are NaN."""
+        if kind not in KINDS:
+            raise UnknownName("kind of shard", kind, KINDS)
+        n = len(shards)
+        empty = np.full(n, np.nan)
+        tables, dims = ([np.atleast_1d(np.asarray(s[j])) for s in shards] for j in (0, 1))
+        return cls(
+            offsets=np.cumsum([0, *(len(t) for t in tables)]),
+            table=np.concatenate([np.zeros(0, np.int32), *tables]),
+            dim=np.concatenate([np.zeros(0, np.int16), *dims]),
+            forward_ms=empty,
+            backward_ms=empty,
+            forward_spread=empty,
+            backward_spread=empty,
+            pool=np.zeros(n),
+            kind=np.full(n, KINDS.index(kind)),
+            round=np.full(n, round),
+            pools=(pool,),
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write a compressed .npz, whole or not at all; the card is JSON inside."""
+        buffer = io.BytesIO()
+        columns = {c: getattr(self, c) for c in COLUMNS}
+        np.savez_compressed(buffer, **columns, card=np.array(_card_json(self)), hash=np.array(self.content_hash))
+        write_whole(path, buffer.getvalue())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Measurements:
+        """Read what `save` wrote; refuses a file that is cut short or does not match its hash."""
+        try:
+            with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as data:
+                head = json.loads(str(data["card"]))
+                columns = {c: data[c] for c in COLUMNS}
+                if head["schema"] != SCHEMA:
+                    raise CorruptFile(f"{path} has schema {head['schema']}, expected {SCHEMA}")
+                loaded = cls(**columns, pools=tuple(head["pools"]), card=head["card"])
+                written = str(data["hash"])
+        except (zipfile.BadZipFile, KeyError, TypeError, ValueError, EOFError, zipfile.LargeZipFile, OSError) as error:
+            if isinstance(error, CorruptFile | FileNotFoundError):
+                raise
+            raise CorruptFile(f"{path} is not a whole file of measurements: {error}") from error
+        if loaded.content_hash != written:
+            raise CorruptFile(f"{path} says its content is {written}, but it is {loaded.content_hash}")
+        return loaded
+
+
+def pool_named(name: str) -> TablePool:
+    """The frozen pool of a name such as "metasyn_0_856"."""
+    found = re.fullmatch(r"metasyn_(\d+)_(\d+)", name)
+    if not found:
+        raise InvalidPool(f"no pool is called {name!r}; names look like metasyn_0_856 (seed, tables)")
+    return load_metasyn(int(found[1]), int(found[2]))
+
+
+def _card_json(m: Measurements) -> str:
+    return json.dumps({"schema": SCHEMA, "pools": list(m.pools), "card": m.card}, sort_keys=True)
+
+
+def _check(m: Measurements) -> None:
+    shards, tables = len(m.offsets) - 1, len(m.table)
+    if shards < 0 or m.offsets[0] != 0 or m.offsets[-1] != tables or (np.diff(m.offsets) < 1).any():
+        raise InvalidPool(f"offsets must rise from 0 to {tables}, the number of tables, with no empty shard")
+    for f in fields(m):
+        if f.name in COLUMNS and f.name != "offsets":
+            shape = (shards,) if f.name in _PER_SHARD else (tables,)
+            if getattr(m, f.name).shape != shape:
+                raise InvalidPool(f"column {f.name} has shape {getattr(m, f.name).shape}, expected {shape}")
+    rules = {
+        f"pool must be below {len(m.pools)}, the number of pools": m.pool >= len(m.pools),
+        f"kind must be below {len(KINDS)}": m.kind >= len(KINDS),
+        "table must not be negative": m.table < 0,
+        "dim must be at least 1": m.dim < 1,
+        "times must not be negative": (m.forward_ms < 0) | (m.backward_ms < 0),
+    }
+    for rule, broken in rules.items():
+        if broken.any():
+            raise InvalidPool(f"{rule}: entry {int(np.argmax(broken))} breaks it")

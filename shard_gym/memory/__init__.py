@@ -1,0 +1,1 @@
+"""Bytes that tables take on devices: weights, optimizer state, buffers of a batch."""

@@ -1,0 +1,97 @@
+"""Bytes that a table costs on its device, and what is left there."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shard_gym.memory.shards import CACHE_LOAD_FACTOR, STATES, Setup, Shards, Tables
+from shard_gym.memory.storage import storage
+from shard_gym.memory.terms import Term
+from shard_gym.task.task import OF_A_BATCH, Task
+
+
+def table_bytes(task: Task) -> np.ndarray:
+    """Bytes each table takes on the device that holds it, (N,) int64.
+
+    Accounting "weights" counts the weights, as the papers do; "training" adds the optimizer's state. "torchrec" is
+    what TorchRec's planner counts by default, input and output of a batch too; "true" is the same corrected, see
+    `shard_gym.memory.storage`. Both take a table to be pooled, its ids without weights and spread evenly over its
+    bags, and ranks to have the same number of samples each, rounded up. A split table's piece is a table of its own.
+    """
+    if task.accounting in OF_A_BATCH:
+        setup = Setup(task.num_devices, batch=-(-task.batch // task.num_devices))
+        return storage(Shards.whole(_as_torchrec_sees(task, setup)), setup, task.accounting).hbm.bytes
+    weights = task.tables.weight_bytes
+    return weights if task.accounting == "weights" else weights + optimizer_bytes(task)
+
+
+def optimizer_bytes(task: Task) -> np.ndarray:
+    """Bytes of the optimizer's state that FBGEMM keeps beside each table, (N,) int64."""
+    a_row, a_weight = STATES[task.optimizer]
+    return task.tables.rows * (a_row + a_weight * task.tables.dim)
+
+
+def _as_torchrec_sees(task: Task, setup: Setup) -> Tables:
+    tables, n = task.tables, task.num_tables
+    pooling, bags = tables.pooling.astype(np.float64), tables.bags.astype(np.float64)
+    return Tables(
+        rows=tables.rows,
+        dim=tables.dim.astype(np.int64),
+        element_bytes=tables.element_bytes,
+        ids=Term(pooling * setup.batch),
+        bags=Term(bags * setup.batch),
+        filled=Term(np.minimum(bags, pooling) * setup.batch),
+        pooled=np.full(n, True),
+        weighted=np.full(n, False),
+        optimizer=np.full(n, task.optimizer),
+        kernel=np.full(n, "fused"),
+        cache_load_factor=np.full(n, CACHE_LOAD_FACTOR),
+        prefetch_passes=np.ones(n, np.int64),
+        output_bytes=np.full(n, np.nan),
+    )
+
+
+def device_sums(values: np.ndarray, placements: np.ndarray, num_devices: int) -> np.ndarray:
+    """Sum of each device's tables: values (N, H), placements int (..., N) with -1 for none -> (..., K, H).
+
+    Exact, and so independent of order, for whole numbers and multiples of 2**-14 (below 2**53 in units of them).
+    """
+    placements = np.asarray(placements)
+    flat = placements.reshape(-1, placements.shape[-1])
+    add = _by_product if num_devices <= max(8, values.shape[1]) else _by_counting
+    return add(values, flat, num_devices).reshape(*placements.shape[:-1], num_devices, values.shape[1])
+
+
+def _by_product(values: np.ndarray, flat: np.ndarray, num_devices: int) -> np.ndarray:
+    """Each device's indicator times the values: faster for few devices. In parts that stay in the cache."""
+    sums = np.empty((len(flat), num_devices, values.shape[1]))
+    placed, devices = flat.astype(np.int16), np.arange(num_devices, dtype=np.int16)[:, None]
+    indicator = np.empty((min(len(flat), 128), num_devices, flat.shape[1]))
+    for start in range(0, len(flat), 128):
+        part = placed[start : start + 128, None, :]
+        shards = len(part) * num_devices
+        holds = np.equal(part, devices, out=indicator[: len(part)]).reshape(shards, flat.shape[1])
+        np.matmul(holds, values, out=sums[start : start + 128].reshape(shards, values.shape[1]))
+    return sums
+
+
+def _by_counting(values: np.ndarray, flat: np.ndarray, num_devices: int) -> np.ndarray:
+    """One weighted count a column: independent of the number of devices."""
+    plans, buckets = len(flat), num_devices + 1  # the last bucket takes what is not placed
+    index = (np.where(flat < 0, num_devices, flat) + buckets * np.arange(plans)[:, None]).ravel()
+    sums = np.empty((values.shape[1], plans * buckets))
+    for h, column in enumerate(values.T):
+        weights = np.broadcast_to(column, flat.shape).ravel()
+        sums[h] = np.bincount(index, weights, minlength=plans * buckets)
+    return sums.reshape(-1, plans, buckets)[:, :, :num_devices].transpose(1, 2, 0)
+
+
+def device_bytes(task: Task, placements: np.ndarray) -> np.ndarray:
+    """Bytes used on each device; placements int (..., N) -> (..., K) int64."""
+    values = table_bytes(task).astype(np.float64)[:, None]
+    return device_sums(values, placements, task.num_devices)[..., 0].astype(np.int64)
+
+
+def overshoot(task: Task, used: np.ndarray) -> np.ndarray:
+    """max_k (used_k - capacity_k) / capacity_k; positive when a device is over. (..., K) -> (...)."""
+    return ((used - task.capacity) / task.capacity).max(axis=-1)

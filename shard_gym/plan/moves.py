@@ -1,0 +1,233 @@
+"""Changes from one plan to another: what has to move, and which names of equal devices let most of it stay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shard_gym.errors import InvalidPlan, InvalidTask
+from shard_gym.memory.usage import optimizer_bytes
+from shard_gym.plan.plan import Plan, check, violations
+from shard_gym.task.links import Links
+from shard_gym.task.task import Task
+
+
+@dataclass(frozen=True)
+class Move:
+    """Columns of one table that go from a device to another."""
+
+    table: int  # before any split
+    name: str
+    columns: tuple[int, int]  # the first, and the one after the last
+    bytes: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True)
+class Delta:
+    """Moves when one plan takes the place of another.
+
+    A device receives the columns that it does not hold yet. A column counts its share of the `moved_bytes` of its piece
+    in the new plan.
+    """
+
+    moves: tuple[Move, ...]
+    sent: tuple[int, ...]  # bytes, of each device
+    received: tuple[int, ...]
+
+    @property
+    def tables(self) -> int:
+        """Number of tables that move, in part at least."""
+        return len({move.table for move in self.moves})
+
+    @property
+    def bytes(self) -> int:
+        """All that moves."""
+        return sum(self.received)
+
+    def seconds(self, bandwidth: float) -> float:
+        """Seconds that it takes: devices send and receive at once, each so many bytes a second; the busiest decides."""
+        if not bandwidth > 0:
+            raise InvalidTask(f"bandwidth is bytes a second of a device, more than 0; got {bandwidth}")
+        return max(self.sent + self.received) / bandwidth
+
+
+def delta(task: Task, old: Plan, new: Plan) -> Delta:
+    """Moves from the old plan of a task to the new one, which may split other tables."""
+    overlaps = _overlaps(task, old, new)
+    gone = overlaps.take(overlaps.source != overlaps.target)
+    sent, received = np.zeros((2, task.num_devices), np.int64)
+    np.add.at(sent, gone.source, gone.bytes)
+    np.add.at(received, gone.target, gone.bytes)
+    columns = zip(gone.table, gone.first, gone.last, gone.bytes, gone.source, gone.target, strict=True)
+    moves = tuple(
+        Move(int(t), task.tables.name[t], (int(first), int(last)), int(size), int(source), int(target))
+        for t, first, last, size, source, target in columns
+    )
+    return Delta(moves, tuple(sent.tolist()), tuple(received.tolist()))
+
+
+def aligned(task: Task, old: Plan, new: Plan, links: Links | None = None) -> Plan:
+    """The new plan with its devices renamed so that most bytes stay where they are in the old one.
+
+    Only devices that are alike change names: in memory, speed and place among the links (whole groups, and devices
+    within a group), and no device that a pin names. So makespan and bytes of the plan remain what they were. `links`
+    are the planner's, for a task that has none of its own; without any, devices are taken to be in one group.
+    """
+    overlaps = _overlaps(task, old, new)
+    stays = np.zeros((task.num_devices,) * 2, np.int64)
+    np.add.at(stays, (overlaps.target, overlaps.source), overlaps.bytes)
+    wires = task.links or links
+    group = 0 if wires is None or task.objective == "kernel" else wires.group
+    name = _names(stays, _kinds(task), group or task.num_devices)
+    found = Plan(tuple(name[list(new.device)].tolist()), new.splits)
+    if task.constraints.max_moves is not None and violations(task, found) and not violations(task, new):
+        return new  # fewer bytes move, but more tables
+    return found
+
+
+def moved_bytes(task: Task) -> np.ndarray:
+    """Bytes of each table that go where it goes, (N,) int64: weights, and optimizer state where the task counts it."""
+    weights = task.tables.weight_bytes
+    return weights if task.accounting == "weights" else weights + optimizer_bytes(task)
+
+
+@dataclass(frozen=True, eq=False)
+class _Overlaps:
+    """Ranges of columns that are on one device in the old plan and on one in the new plan, (R,)."""
+
+    table: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    bytes: np.ndarray
+    source: np.ndarray
+    target: np.ndarray
+
+    def take(self, index: np.ndarray) -> _Overlaps:
+        """Some of them."""
+        return _Overlaps(**{name: column[index] for name, column in vars(self).items()})
+
+
+def _overlaps(task: Task, old: Plan, new: Plan) -> _Overlaps:
+    """All columns of all tables in as few ranges as the two plans allow; tables lie side by side."""
+    (then, source, _), (now, target, density) = _pieces(task, old), _pieces(task, new)
+    offsets = np.append(0, np.cumsum(task.tables.dim, dtype=np.int64))
+    start = np.union1d(then, now)
+    was, now_in = (np.searchsorted(starts, start, side="right") - 1 for starts in (then, now))
+    table = np.searchsorted(offsets, start, side="right") - 1
+    key = np.stack([table, source[was], target[now_in], now_in], axis=1)
+    parts = np.flatnonzero(np.append(True, (key[1:] != key[:-1]).any(axis=1)))
+    begin, end = start[parts], np.append(start[parts[1:]], offsets[-1])
+    table, where, goes, piece = key[parts].T
+    size = np.rint((end - begin) * density[piece]).astype(np.int64)
+    return _Overlaps(table, begin - offsets[table], end - offsets[table], size, where, goes)
+
+
+def _pieces(task: Task, plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """First column, counted over all tables, device and bytes a column of each piece of a plan, by first column."""
+    tables = check(task, plan)
+    if set(plan.kind) - {"tw"} or any(len(devices) != 1 for devices in plan.devices):
+        raise InvalidPlan("only table-wise plans can be compared: one device a table, kind 'tw'")
+    dim = task.tables.dim.tolist()
+    start = (np.cumsum(task.tables.dim, dtype=np.int64) - task.tables.dim).tolist()
+    for i in plan.splits:  # as Task.split halves: the new half has the later columns
+        dim[i] //= 2
+        dim.append(dim[i])
+        start.append(start[i] + dim[i])
+    order = np.argsort(start)
+    return np.array(start)[order], np.array(plan.device)[order], (moved_bytes(tables) / dim)[order]
+
+
+def _kinds(task: Task) -> np.ndarray:
+    """Equal numbers for devices that are alike, (K,); a pinned one is like no other."""
+    pinned = {device for _, device in task.constraints.pin}
+    looks = [(m, s, d if d in pinned else -1) for d, (m, s) in enumerate(zip(task.memory, task.speed, strict=True))]
+    number = {look: i for i, look in enumerate(dict.fromkeys(looks))}
+    return np.array([number[look] for look in looks])
+
+
+def _names(stays: np.ndarray, kinds: np.ndarray, group: int) -> np.ndarray:
+    """The new name of each device, (K,): groups that are alike change places, and devices of a kind within them."""
+    groups = [np.arange(start, min(start + group, len(kinds))) for start in range(0, len(kinds), group)]
+    looks = [tuple(sorted(kinds[devices].tolist())) for devices in groups]
+    number = {look: i for i, look in enumerate(dict.fromkeys(looks))}
+    alike = np.array([number[look] for look in looks])
+
+    def within(here: np.ndarray, there: np.ndarray) -> np.ndarray:
+        return there[_matched(stays[np.ix_(here, there)], kinds[here], kinds[there])]
+
+    gain, starts = np.zeros((len(groups),) * 2, np.int64), np.arange(0, len(kinds), group)
+    shared = np.add.reduceat(np.add.reduceat(stays, starts, axis=0), starts, axis=1)
+    for p, q in np.argwhere((alike[:, None] == alike) & (shared > 0)):
+        gain[p, q] = stays[groups[p], within(groups[p], groups[q])].sum()
+    name = np.empty(len(kinds), np.int64)
+    for here, q in zip(groups, _matched(gain, alike, alike), strict=True):
+        name[here] = within(here, groups[q])
+    return name
+
+
+def _matched(gain: np.ndarray, kind: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """The column of each row, of the same kind, with the largest sum of gains."""
+    column = np.empty(len(kind), np.int64)
+    for k in np.unique(kind):
+        mine, theirs = np.flatnonzero(kind == k), np.flatnonzero(other == k)
+        column[mine] = theirs[best_columns(gain[np.ix_(mine, theirs)])]
+    return column
+
+
+def best_columns(gain: np.ndarray) -> np.ndarray:
+    """The column of each row, (n,), no column twice, with the largest sum of gains (n, n).
+
+    Shortest augmenting paths (Jonker and Volgenant, 1987), O(n^3) at worst. Exact for whole numbers below 2**53.
+    """
+    cost = -np.asarray(gain, np.float64)
+    columns = cost.min(axis=0, initial=np.inf)  # prices: cost - rows - columns is never negative, and 0 where assigned
+    rows = (cost - columns).min(axis=1, initial=np.inf)
+    column, row = _where_cheapest(cost - rows[:, None] - columns == 0)
+    for free in np.flatnonzero(column < 0).tolist():
+        _assign(free, cost, (rows, columns), (column, row))
+    return column
+
+
+def _where_cheapest(tight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows on columns that cost them least, first come, first served: column of each row, row of each; -1: none."""
+    column, row = np.full((2, len(tight)), -1)
+    for i in range(len(tight)):
+        wanted = tight[i] & (row < 0)
+        j = int(wanted.argmax()) if len(wanted) else 0
+        if wanted[j]:
+            column[i], row[j] = j, i
+    return column, row
+
+
+def _assign(
+    free: int, cost: np.ndarray, prices: tuple[np.ndarray, np.ndarray], assigned: tuple[np.ndarray, np.ndarray]
+) -> None:
+    """Give a free row a column: along the cheapest path, on which each row takes over the next one's column."""
+    (rows, columns), (column, row) = prices, assigned
+    n = len(cost)
+    length, before = np.full(n, np.inf), np.full(n, free)  # of the path to each column, and the row it comes from
+    waiting, i, end, shortest = np.ones(n, bool), free, -1, 0.0
+    while end < 0:
+        through = shortest + cost[i] - rows[i] - columns
+        closer = waiting & (through < length)
+        length[closer], before[closer] = through[closer], i
+        far = np.where(waiting, length, np.inf)
+        shortest = float(far.min())
+        nearest = np.flatnonzero(far == shortest)
+        unused = nearest[row[nearest] < 0]
+        j = int(unused[0] if len(unused) else nearest[0])
+        waiting[j] = False
+        i = int(row[j])
+        end = j if i < 0 else -1
+    passed = ~waiting
+    passed[end] = False
+    rows[row[passed]] += shortest - length[passed]
+    columns[passed] -= shortest - length[passed]
+    rows[free] += shortest
+    while end >= 0:  # back along the path
+        i = int(before[end])
+        row[end] = i
+        column[i], end = end, (int(column[i]) if i != free else -1)

@@ -1,0 +1,196 @@
+"""The pieces that tables can come in when their columns may be halved, and what may be done with a piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+
+from shard_gym.memory.usage import table_bytes
+from shard_gym.plan.plan import Plan
+from shard_gym.plan.rules import Rules, kept_whole
+from shard_gym.task.task import Constraints, Task
+
+Rows: TypeAlias = int | np.ndarray
+MOST_HALVINGS = 3  # a table comes in at most 8 pieces
+
+
+@dataclass(frozen=True, eq=False)
+class Nodes:
+    """Node (table, level) stands for the table's pieces with its columns halved `level` times.
+
+    Listed table by table, the whole table first: the halves of a node are pieces of the node after it. Without split
+    actions, or where a task forbids them, nodes are tables.
+    """
+
+    task: Task
+    table: np.ndarray  # (M,) index of each node's table
+    level: np.ndarray  # (M,) halvings, 0 for the whole table
+
+    @classmethod
+    def of(cls, task: Task, split_action: bool, every: bool = False) -> Nodes:
+        """The nodes of a task, with or without split actions; `every` as in `halvings`."""
+        counts = 1 + (halvings(task, every) if split_action else np.zeros(task.num_tables, np.int64))
+        table = np.repeat(np.arange(task.num_tables), counts)
+        level = np.arange(len(table)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return cls(task, table, level)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @cached_property
+    def whole(self) -> np.ndarray:
+        """The nodes of level 0, one for each table in its order, (N,)."""
+        return np.flatnonzero(self.level == 0)
+
+    @cached_property
+    def may_split(self) -> np.ndarray:
+        """True for nodes whose pieces may be halved, (M,) bool."""
+        return np.append(self.level[1:] > 0, False)
+
+    @cached_property
+    def pieces(self) -> Task:
+        """A task that holds one piece of every node, for what depends on a table alone: bytes, features, embeddings."""
+        if len(self) == self.task.num_tables:
+            return self.task
+        tables = self.task.tables.take(self.table)
+        halved = tables.with_(dim=tables.dim >> self.level.astype(np.int32))
+        return replace(self.task, tables=halved, constraints=Constraints())
+
+    def clamped(self, key: np.ndarray) -> np.ndarray:
+        """A key of each node, made no larger than that of the node it is half of, (M,)."""
+        key = key.copy()
+        for level in range(1, int(self.level.max()) + 1):
+            half = np.flatnonzero(self.level == level)
+            key[half] = np.minimum(key[half], key[half - 1])
+        return key
+
+    def by_table(self, order: np.ndarray) -> np.ndarray:
+        """All nodes, (M,), in an order of their tables, (N,); those of one table by level."""
+        if len(self) == len(order):
+            return order
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
+        return np.argsort(rank[self.table], kind="stable")
+
+    def plan(self, node: np.ndarray, device: np.ndarray) -> Plan:
+        """A plan of these nodes' pieces, each on its device: tables are halved until their pieces are there."""
+        if len(node) == self.task.num_tables:
+            placement = np.empty(len(node), np.int64)
+            placement[self.table[node]] = device
+            return Plan(tuple(placement.tolist()))
+        wanted: dict[int, list[int]] = {}
+        for n, d in zip(node.tolist(), device.tolist(), strict=True):
+            wanted.setdefault(n, []).append(d)
+        placed = [-1] * self.task.num_tables
+        splits: list[int] = []
+        for table, first in enumerate(self.whole.tolist()):
+            waiting, current = [table], first
+            while waiting:
+                for d in wanted.get(current, ()):
+                    placed[waiting.pop()] = d
+                splits += waiting
+                halves = list(range(len(placed), len(placed) + len(waiting)))
+                placed += [-1] * len(halves)
+                waiting, current = waiting + halves, current + 1
+        return Plan(tuple(placed), tuple(splits))
+
+
+def halvings(task: Task, every: bool = False) -> np.ndarray:
+    """Times that each table's columns may be halved, (N,): a half has a multiple of 4 columns, as Task.split wants.
+
+    Tables whose device is constrained stay whole, unless `every` halving that a plan may make is asked for.
+    """
+    times = np.zeros(task.num_tables, np.int64)
+    if task.splits_allowed:
+        for level in range(1, MOST_HALVINGS + 1):
+            times += task.tables.dim % (4 << level) == 0
+        times[list(task.constraints.no_split) if every else kept_whole(task)] = 0
+    return times
+
+
+@dataclass(eq=False)
+class Options:
+    """Choices for pieces of tables, of one task or of several side by side; a row for each piece.
+
+    Option a puts shard `shard[i, a]` of a piece on `device[i, a]`, for each i; one with fewer shards than others
+    repeats its first device with an empty shard. Where these are None, option d puts the whole of a piece on device d.
+    Options after those change the piece, as halving does, and put nothing anywhere: `changes` says which a piece has.
+    """
+
+    size: np.ndarray  # (R, C) bytes of each shard of a piece
+    vector: np.ndarray  # (R, C, H) what the shard adds to its device's sum
+    table: np.ndarray  # (R,) whose constraints count; -1: no rule speaks of the piece
+    changes: np.ndarray  # (R, X)
+    tasks: list[Task]
+    capacity: np.ndarray  # (T, K) bytes of each task's devices
+    rules: Rules  # of all tasks
+    held: np.ndarray  # bytes of each table's group, by the rows of `rules`
+    device: np.ndarray | None = None  # (M, A)
+    shard: np.ndarray | None = None  # (M, A)
+
+    @classmethod
+    def of(cls, task: Task, vector: np.ndarray | None = None, rules: Rules | None = None) -> Options:
+        """The whole tables of a task, each on one device; `vector` (N, H) is what they add to sums."""
+        rules = Rules.of(task) if rules is None else rules
+        return cls.of_pieces(task, table_bytes(task), np.arange(task.num_tables), vector, rules)
+
+    @classmethod
+    def of_pieces(
+        cls,
+        task: Task,
+        size: np.ndarray,
+        table: np.ndarray,
+        vector: np.ndarray | None,
+        rules: Rules,
+        changes: np.ndarray | None = None,
+    ) -> Options:
+        """Pieces of a task's tables, each on one device: bytes (R,), tables (R,), vectors (R, H), changes (R, X)."""
+        held, whole = np.zeros(task.num_tables, np.int64), np.flatnonzero(table >= 0)
+        held[table[whole]] = size[whole]
+        return cls(
+            size=size[:, None],
+            vector=np.zeros((len(size), 1, 0)) if vector is None else vector[:, None],
+            table=table,
+            changes=np.zeros((len(size), 0), bool) if changes is None else changes,
+            tasks=[task],
+            capacity=task.capacity[None],
+            rules=rules,
+            held=np.append(rules.merged(held), 0)[rules.leader],
+        )
+
+    @property
+    def count(self) -> int:
+        """Options that put a piece somewhere."""
+        return self.capacity.shape[1] if self.device is None else self.device.shape[1]
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Bytes of the first shard of each piece."""
+        return self.size[:, 0].tolist()
+
+    @cached_property
+    def anywhere(self) -> list[np.ndarray]:
+        """The mask of each piece if it may go anywhere, int8; copy before you hand it out."""
+        masks: dict[bytes, np.ndarray] = {}
+        for changes in self.changes:
+            masks.setdefault(changes.tobytes(), np.append(np.ones(self.count, np.int8), changes))
+        return [masks[changes.tobytes()].astype(np.int8) for changes in self.changes]
+
+    def taken(self, rows: Rows, options: Rows) -> Iterator[tuple[Rows, Rows]]:
+        """Each device that options put something on, and which of all shards."""
+        if self.device is None or self.shard is None:
+            yield options, rows
+            return
+        for device, shard in zip(self.device, self.shard, strict=True):
+            yield device.take(options), rows * self.size.shape[1] + shard.take(options)
+
+    def of_devices(self, values: np.ndarray, asked: np.ndarray) -> np.ndarray:
+        """True for options all of whose devices have as much, values (B, K), as is asked for, (B or 1, C): (B, A)."""
+        if self.device is None or self.shard is None:
+            return values >= asked
+        taken = zip(self.device, self.shard, strict=True)
+        return np.logical_and.reduce([values[:, device] >= asked[..., shard] for device, shard in taken])

@@ -1,0 +1,1 @@
+"""Results: plans scored, kept with what made them, and scored again."""

@@ -1,1 +1,0 @@
-"""FlexShard's world (MLSys 2024): rows of sequence tables in tiers, and what memory and networks make of them."""

@@ -1,0 +1,88 @@
+"""Inputs of the networks: properties of a table, at the batch they were fitted for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from shard_gym.tables.histograms import NUM_BINS, kept_share
+from shard_gym.tables.pool import FEATURES, TablePool, at_batch
+
+HUGE = 16  # last-level caches, for how much of a table memory pages and prefetchers keep close
+SCALARS = ("lookups", "dim", "row_bytes", "rows", "distinct", "footprint", "work", "bytes", "fresh")
+# Order of the inputs of our network's tables, and of what it adds up over a shard.
+INPUTS = (*SCALARS, "hits_l2", "hits_l3", "hits_huge", *(f"accesses_{b}" for b in range(NUM_BINS)))
+TOTALS = ("tables", "lookups", "traffic", "footprint", "bytes", "dims")
+# AutoShard's Table 2 leaves these out one at a time.
+GROUPS = {
+    "dim": slice(0, 1),
+    "rows": slice(1, 2),
+    "pooling": slice(2, 3),
+    "size": slice(3, 4),
+    "distribution": slice(4, len(FEATURES)),
+}
+# The ranges that a fit remembers, to know a table that is unlike all it has seen.
+RANGES = ("dim", "row_bytes", "rows", "pooling")
+
+
+@dataclass(frozen=True)
+class Caches:
+    """Bytes that memory hands out at once, and of the last two caches before it; `cpu-v1` was fitted with these."""
+
+    line_bytes: int = 64
+    l2_bytes: int = 2**20
+    l3_bytes: int = 2**25
+
+    @classmethod
+    def of(cls, card: dict[str, Any]) -> Caches:
+        """The caches that a card tells of, of measured hardware or of a fit; where it tells none, the default."""
+        told = {name: card[name] for name in ("line_bytes", "l2_bytes", "l3_bytes") if name in card}
+        return cls(**told) if len(told) == len(fields(cls)) else cls()
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """Bytes of the caches that a table's hits are told for."""
+        return float(self.l2_bytes), float(self.l3_bytes), float(HUGE * self.l3_bytes)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Tables as our network sees them."""
+
+    inputs: np.ndarray  # (N, INPUTS), logarithms and shares
+    unit: np.ndarray  # (N,) a first guess of each table's cost, us
+    totals: np.ndarray  # (N, TOTALS), amounts that add up over a shard
+
+
+def published(tables: TablePool) -> np.ndarray:
+    """The 21 features of AutoShard and DreamShard, (N, 21) float64."""
+    return tables.features().astype(np.float64)
+
+
+def work(tables: TablePool, batch: int, caches: Caches) -> Work:
+    """Work of a batch on these tables: lookups, rows touched, bytes, and how well rows are used again."""
+    touched, looked_up = at_batch(tables, batch)
+    lookups, distinct = looked_up.sum(axis=1), touched.sum(axis=1)
+    dim = tables.dim.astype(np.float64)
+    line = caches.line_bytes
+    row = np.ceil(dim * tables.element_bytes / line) * line
+    footprint = distinct * (row + line)  # with its row of the optimizer's state
+    size = tables.weight_bytes.astype(np.float64)
+    traffic = lookups * row
+    unit = 1.0 + lookups * (1 + dim / 16) / 200
+    amounts = [lookups, dim, dim * tables.element_bytes, tables.rows, distinct, footprint, lookups * dim, size]
+    logs = np.log2(1 + np.stack(amounts, axis=1))
+    fresh = distinct / np.maximum(lookups, 1)
+    again = np.maximum(looked_up - touched, 0)  # a row's first use always misses
+    served = [(kept_share(row, touched, size) * again).sum(axis=1) for size in caches.sizes]
+    hits = np.stack(served, axis=1) / np.maximum(lookups, 1)[:, None]
+    inputs = np.column_stack([logs, fresh, hits, tables.accesses])
+    return Work(inputs, unit, np.column_stack([np.ones(len(tables)), lookups, traffic, footprint, size, dim]))
+
+
+def ranged(tables: TablePool) -> np.ndarray:
+    """The properties of RANGES as logarithms, (N, RANGES)."""
+    values = [tables.dim, tables.dim * tables.element_bytes, tables.rows, tables.pooling * 1024]
+    return np.log2(1 + np.stack(values, axis=1).astype(np.float64))

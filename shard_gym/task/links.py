@@ -1,0 +1,76 @@
+"""The wires of an all-to-all: which devices share what, and how fast it is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from shard_gym.errors import InvalidTask
+from shard_gym.records.numbers import whole
+
+
+@dataclass(frozen=True)
+class Links:
+    """Devices in groups (a node, or a PCIe switch), joined by uplinks.
+
+    Rates are achieved bytes a millisecond in one direction. A device sends its pooled rows to every other one:
+    traffic inside a group uses its port; what leaves the group uses the group's uplink, shared by its devices;
+    `fabric` carries everything (host memory, where there is no peer-to-peer). Their times add up.
+    """
+
+    port: float  # of each device, towards its group
+    latency_ms: float = 0.0  # of one all-to-all
+    group: int = 0  # devices a group, the last one taking the rest; 0: all in one
+    uplink: float = math.inf  # of each group
+    fabric: float = math.inf  # of the whole machine
+    peer_to_peer: bool = True  # False: traffic inside a group takes the uplink too
+
+    def __post_init__(self) -> None:
+        try:
+            for rate in ("port", "latency_ms", "uplink", "fabric"):
+                object.__setattr__(self, rate, float(getattr(self, rate)))
+            object.__setattr__(self, "group", whole(self.group))
+        except (TypeError, ValueError) as error:
+            raise InvalidTask(f"links are rates and a whole number of devices a group: {error}") from error
+        object.__setattr__(self, "peer_to_peer", bool(self.peer_to_peer))
+        rates = all(rate > 0 for rate in (self.port, self.uplink, self.fabric))  # NaN is not
+        if not (rates and 0 <= self.latency_ms < math.inf and self.group >= 0):
+            raise InvalidTask(f"links need positive rates, latency >= 0 and group >= 0, got {self}")
+
+    def all_to_all_ms(self, dims: np.ndarray, batch: int) -> np.ndarray:
+        """Time of one all-to-all on each device, given the summed columns each holds; (..., K) -> (..., K).
+
+        Device d sends batch * dims_d * 4 bytes (pooled output is fp32), 1/K of it to each device, and receives
+        batch/K * 4 * (sum of all dims). Links carry both ways at once, so the larger one counts. The two passes
+        mirror each other (what was sent comes back), so one function serves both.
+        """
+        devices = dims.shape[-1]
+        if devices == 1:
+            return np.zeros(dims.shape)
+        slice_bytes = 4.0 * batch / devices  # one column's output for the samples of one device
+        starts, sizes, group = _groups(devices, self.group or devices)
+        total = dims.sum(axis=-1, keepdims=True)
+        in_group = total if len(starts) == 1 else np.add.reduceat(dims, starts, axis=-1).repeat(sizes, axis=-1)
+        if self.peer_to_peer:  # sent, received; inside the group, then leaving it
+            near = np.maximum(dims * (group - 1), in_group - dims)
+            far = np.maximum(in_group * (devices - group), (total - in_group) * group)
+        else:
+            near = np.maximum(dims * (devices - 1), total - dims)
+            far = np.maximum(in_group * (devices - 1), total * group - in_group)
+        ms = near * (slice_bytes / self.port) + self.latency_ms
+        if self.uplink < math.inf:
+            ms += far * (slice_bytes / self.uplink)
+        if self.fabric < math.inf:
+            ms += total * ((devices - 1) * slice_bytes / self.fabric)
+        return ms
+
+
+@cache
+def _groups(devices: int, group: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """First device and size of each group, and the size of each device's group."""
+    starts = np.arange(0, devices, group)
+    sizes = np.minimum(group, devices - starts)
+    return starts, sizes, sizes.repeat(sizes)

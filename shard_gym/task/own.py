@@ -1,0 +1,128 @@
+"""Tasks from tables of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+import numpy as np
+
+from shard_gym.errors import InvalidPool, InvalidTask, UnknownName
+from shard_gym.records.numbers import whole
+from shard_gym.tables.configs import Pooling, check_empty_bags, check_rows, pool_of_configs
+from shard_gym.tables.files import load_pool
+from shard_gym.tables.pool import GB, TablePool
+from shard_gym.task.links import Links
+from shard_gym.task.task import OF_A_BATCH, Constraints, Task
+
+SUFFIXES = (".csv", ".json", ".parquet", ".pt", ".pt.gz")
+Tables = str | Path | TablePool | Sequence[Any]  # a file, a pool, or TorchRec configs
+
+
+class TaskSettings(TypedDict, total=False):
+    """Settings of a task of one's own beside its tables and devices; see `Task`."""
+
+    objective: str  # "iteration" unless told
+    batch: int  # samples a step over all devices; those that the tables' statistics are of unless told
+    optimizer: str  # "sgd" unless told
+    accounting: str  # "training" unless told: optimizer state takes memory too; "torchrec" and "true" see `table_bytes`
+    speed: Sequence[float]  # relative, one a device; all 1 unless told
+    links: Links | None  # those of the simulator's preset unless told
+    constraints: Constraints
+    splits_allowed: bool
+    name: str  # the file's unless told
+
+
+def make_task(
+    tables: Tables,
+    devices: int,
+    memory_gb: float | Sequence[float],
+    *,
+    pooling: Pooling | None = None,
+    **settings: Unpack[TaskSettings],
+) -> Task:
+    """One step of training on your own tables: `make_task("tables.csv", devices=4, memory_gb=16)`.
+
+    `tables` is a file (.csv, .json or .parquet, see `shard_gym.tables.files`; .pt or .pt.gz, see
+    `shard_gym.tables.dlrm_datasets`), a `TablePool` (`make_pool` makes one), or a list of TorchRec's
+    `EmbeddingBagConfig` or `EmbeddingConfig`, whose mean ids a sample `pooling` tells by name of feature or table (see
+    `shard_gym.tables.configs`; 1 a feature unless told). `memory_gb` is what each device has left for tables, in
+    units of 2**30 bytes: one number, or one a device. Settings are those of `TaskSettings`, by the names of `Task`.
+
+    Communication ("iteration") counts one row for each bag of a sample, column `bags`: of a config with several
+    features one for each. A config that sends every row looked up, more than one a bag, is refused.
+    """
+    refuse_unknown(settings, TaskSettings.__annotations__)
+    pool = read_tables(tables, pooling, settings)
+    name = Path(tables).name if isinstance(tables, str | Path) else ""
+    return task_of(pool, memory_of(devices, memory_gb), {"name": name, **settings})
+
+
+def task_of(pool: TablePool, memory: tuple[float, ...], settings: TaskSettings) -> Task:
+    """A task with the defaults of one's own."""
+    told: TaskSettings = {"objective": "iteration", "accounting": "training", "batch": pool.reference_batch, **settings}
+    for setting, kind in (("links", Links | None), ("constraints", Constraints)):
+        if setting in told and not isinstance(told[setting], kind):  # type: ignore[literal-required]
+            raise InvalidTask(f"{setting} are of type {kind}, got {told[setting]!r:.80}")  # type: ignore[literal-required]
+    return Task(pool, memory, **told)  # type: ignore[arg-type]  # it makes tuples of floats of them
+
+
+def read_tables(tables: Tables, pooling: Pooling | None, settings: Mapping[str, Any]) -> TablePool:
+    """The tables of a file, a pool or configs, as `make_task` takes them for tasks of these settings."""
+    if isinstance(tables, Sequence) and not isinstance(tables, str):
+        pool = pool_of_configs(tables, pooling, settings.get("batch"))
+        check_modelled(tables, pool, pooling, settings)
+        return pool
+    if pooling is not None:
+        raise InvalidPool("pooling is for TorchRec configs; files and pools say it in their column pooling")
+    if isinstance(tables, TablePool):
+        return tables
+    if isinstance(tables, str | Path):
+        return _read_file(Path(tables))
+    raise InvalidPool(f"tables are a path, a shard_gym.TablePool or a list of TorchRec configs, got {tables!r:.80}")
+
+
+def memory_of(devices: int, memory_gb: float | Sequence[float]) -> tuple[float, ...]:
+    """Bytes of each device."""
+    try:
+        count = whole(devices)
+        given = np.asarray(memory_gb)
+    except (TypeError, ValueError) as error:
+        raise InvalidTask(f"devices is a whole number, memory_gb one number or one a device: {error}") from error
+    if count < 1:
+        raise InvalidTask(f"a task needs at least one device, got devices={count}")
+    if given.dtype.kind not in "iuf" or given.shape not in ((), (count,)):
+        raise InvalidTask(f"memory_gb is one number, or {count}, one for each device; got {memory_gb!r:.80}")
+    if not (given > 0).all():  # NaN is not
+        raise InvalidTask(f"memory_gb is what each device has left for tables, more than 0; got {memory_gb!r:.80}")
+    return tuple((np.broadcast_to(given, count) * float(GB)).tolist())
+
+
+def refuse_unknown(settings: Iterable[str], known: Iterable[str]) -> None:
+    """Settings that nobody reads are refused, not dropped."""
+    for name in settings:
+        if name not in known:
+            raise UnknownName("setting", name, known)
+
+
+def _read_file(path: Path) -> TablePool:
+    name = path.name.lower()
+    if not name.endswith(SUFFIXES):
+        raise UnknownName("kind of file", path.name, SUFFIXES)
+    if not name.endswith((".pt", ".pt.gz")):
+        return load_pool(path)
+    from shard_gym.tables.dlrm_datasets import read_pool  # what it imports is slow
+
+    return read_pool(path)
+
+
+def check_modelled(
+    configs: Sequence[Any], pool: TablePool, pooling: Pooling | None, settings: Mapping[str, Any]
+) -> None:
+    """Refuse configs of which the costs or the bytes that are asked for are not modelled."""
+    accounting = settings.get("accounting")
+    if settings.get("objective", "iteration") == "iteration" or accounting in OF_A_BATCH:
+        check_rows(configs, pool)
+    if accounting == "torchrec":
+        check_empty_bags(configs, pooling, settings.get("batch"))

@@ -1,0 +1,1 @@
+"""TorchRec: models in, plans out, reports in its words."""

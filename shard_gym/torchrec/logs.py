@@ -1,0 +1,300 @@
+"""Profiles of logs: CSV or Parquet files with one sample a row, and columns of ids as Criteo's have.
+
+    from shard_gym.torchrec.logs import Log, profile_log
+
+    log = Log(["day_0.parquet", "day_1.parquet"], columns=["C1", "C2"])
+    pool = profile_log(log, batch=4096, rows={"C1": 10_000}).pool(dim=64)
+
+Files are read in pieces, so they may be larger than memory. Needs pyarrow, `pip install "shard-gym[parquet]"`.
+A cell is a whole number, text, or in Parquet a list of either; an empty one is no id. What a cell means, `ids`:
+
+    auto   whole numbers are ids, text is hashed
+    int    whole numbers, also where CSV looks like something else
+    hex    text of hexadecimal digits, as Criteo's categories are, is the number that it says
+    hash   numbers and text are hashed
+
+Hashed ids are taken modulo the rows told of their table; untold, each hash is a row of its own in the order of
+appearance, 16 bytes of memory each. Other ids are rows: from the rows told on they are refused, or taken modulo them
+with `outside="modulo"`; untold, a table ends with the largest id.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shard_gym.errors import CorruptFile, InvalidPool, MissingDependency, UnknownName
+from shard_gym.records.numbers import whole
+from shard_gym.torchrec.batches import Profiler
+
+IDS = ("auto", "int", "hex", "hash")
+MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # of splitmix64 (public domain)
+OUTSIDE = ("raise", "modulo")
+CSV, PARQUET = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz"), (".parquet",)
+BLOCK = 2**20  # bytes of CSV, or rows of Parquet / 16, that are read at once
+PATIENCE = 2.0  # seconds before a bar is shown
+
+
+@dataclass(frozen=True)
+class Log:
+    """Files of samples, read one after the other, and which of their columns hold ids."""
+
+    paths: Sequence[str | Path]
+    columns: Sequence[str]
+    ids: str = "auto"
+    delimiter: str = ","  # of CSV
+    header: bool = True  # without one, the columns of CSV are f0, f1, ...
+
+    def __post_init__(self) -> None:
+        if isinstance(self.paths, str | Path) or isinstance(self.columns, str):
+            raise InvalidPool(f"a log is a list of paths and a list of columns, got {self.paths!r}, {self.columns!r}")
+        if not self.paths or not self.columns or len(set(self.columns)) < len(self.columns):
+            raise InvalidPool(f"a log has one file or more, and columns of different names, got {self.columns!r:.80}")
+        if self.ids not in IDS:
+            raise UnknownName("kind of ids", self.ids, IDS)
+        for path in self.paths:
+            if not Path(path).name.lower().endswith(CSV + PARQUET):
+                raise UnknownName("kind of log", Path(path).name, CSV + PARQUET)
+
+    def tables(self) -> Iterator[tuple[Any, float]]:
+        """Arrow tables of the columns, and the share of all bytes that is read by then."""
+        pyarrow = require_pyarrow()
+        sizes, before = [Path(path).stat().st_size for path in self.paths], 0
+        for path, size in zip(map(Path, self.paths), sizes, strict=True):
+            read = self._parquet if path.name.lower().endswith(PARQUET) else self._csv
+            try:
+                for part, share in read(path):
+                    table = pyarrow.Table.from_batches([part]).select(list(self.columns))
+                    yield table, (before + share * size) / max(sum(sizes), 1)
+            except (pyarrow.ArrowException, OSError) as error:
+                hint = "; if its ids are text, say ids='hash' or 'hex'" if "conversion error" in str(error) else ""
+                raise CorruptFile(f"{path} cannot be read: {str(error).splitlines()[0]}{hint}") from error
+            before += size
+
+    def _parquet(self, path: Path) -> Iterator[tuple[Any, float]]:
+        from pyarrow import parquet
+
+        with parquet.ParquetFile(path) as file:
+            self._check_columns(file.schema_arrow.names)
+            rows = 0
+            for part in file.iter_batches(BLOCK // 16, columns=list(self.columns)):
+                rows += part.num_rows
+                yield part, rows / file.metadata.num_rows
+
+    def _csv(self, path: Path) -> Iterator[tuple[Any, float]]:
+        import pyarrow
+        from pyarrow import csv
+
+        types = {"int": pyarrow.int64(), "hex": pyarrow.string(), "hash": pyarrow.string()}
+        told = dict.fromkeys(self.columns, types[self.ids]) if self.ids in types else None
+        packed = "gzip" if path.name.lower().endswith(".gz") else None
+        with path.open("rb") as raw:
+            reader = csv.open_csv(
+                pyarrow.input_stream(raw, compression=packed),
+                csv.ReadOptions(use_threads=False, block_size=BLOCK, autogenerate_column_names=not self.header),
+                csv.ParseOptions(delimiter=self.delimiter),
+                csv.ConvertOptions(column_types=told, null_values=[""], strings_can_be_null=True),
+            )
+            self._check_columns(reader.schema.names)
+            for part in reader:
+                yield part, raw.tell() / max(path.stat().st_size, 1)
+
+    def _check_columns(self, names: Sequence[str]) -> None:
+        if missing := [column for column in self.columns if column not in names]:
+            raise UnknownName("column", missing[0], names)
+
+
+def profile_log(
+    log: Log,
+    batch: int,
+    *,
+    tables: Mapping[str, Sequence[str]] | None = None,
+    rows: Mapping[str, int] | None = None,
+    outside: str = "raise",
+    progress: bool = True,
+) -> Profiler:
+    """Count what batches of so many samples look up, in the order of the log.
+
+    Each column is a table unless `tables` names the columns of each. A bar on a terminal shows how long it takes yet.
+    """
+    if outside not in OUTSIDE:
+        raise UnknownName("way of ids outside", outside, OUTSIDE)
+    if (size := whole(batch)) < 1:
+        raise InvalidPool(f"a batch has one sample or more, got {batch}")
+    tables = {column: (column,) for column in log.columns} if tables is None else tables
+    profiler = Profiler(tables, rows)
+    table_of = {column: table for table, columns in profiler.tables.items() for column in columns}
+    if set(table_of) != set(log.columns) or len(table_of) < sum(map(len, profiler.tables.values())):
+        raise InvalidPool(f"tables share out all columns {list(log.columns)}, each to one of them, got {tables}")
+    hashes = {table: Hashes() for table in profiler.tables}
+    for part in with_bar(_rebatched(log.tables(), size), progress):
+        bags = {}
+        for column, table in table_of.items():
+            ids, lengths, hashed = bags_of(part.column(column), log.ids, column)
+            bags[column] = _rows(ids, hashed, profiler.rows.get(table), outside, hashes[table]), lengths
+        profiler.add(bags)
+    if not profiler.batches:
+        raise InvalidPool(f"{', '.join(map(str, log.paths))}: no samples")
+    return profiler
+
+
+def _rows(ids: np.ndarray, hashed: bool, rows: int | None, outside: str, hashes: Hashes) -> np.ndarray:
+    """The rows that ids stand for."""
+    if hashed and rows is None:
+        return hashes.numbers(ids)
+    if rows is not None and (hashed or outside == "modulo"):
+        return (ids % ids.dtype.type(rows)).astype(np.int64)
+    return np.minimum(ids, ids.dtype.type(2**63 - 1)).astype(np.int64)  # such large ones are refused
+
+
+def _rebatched(parts: Iterator[tuple[Any, float]], size: int) -> Iterator[tuple[Any, float]]:
+    """Tables of `size` samples each, in their order; the last may be smaller."""
+    pyarrow = require_pyarrow()
+    waiting: list[Any] = []
+    share = 1.0
+    for part, share in parts:
+        waiting.append(part)
+        if sum(table.num_rows for table in waiting) >= size:
+            joined = pyarrow.concat_tables(waiting, promote_options="permissive")
+            full = joined.num_rows // size * size
+            for start in range(0, full, size):
+                yield joined.slice(start, size).combine_chunks(), share
+            waiting = [joined.slice(full)]
+    if sum(table.num_rows for table in waiting):
+        yield pyarrow.concat_tables(waiting, promote_options="permissive").combine_chunks(), share
+
+
+def with_bar(parts: Iterator[tuple[Any, float]], progress: bool) -> Iterator[Any]:
+    """Tables without their shares; on a terminal, a bar shows how far a long read is."""
+    visible, start, samples, shown = progress and sys.stderr.isatty(), time.monotonic(), 0, False
+    due = start + PATIENCE
+    for part, share in parts:
+        yield part
+        samples += part.num_rows
+        now = time.monotonic()
+        if visible and now >= due:
+            due, shown = now + 0.5, True
+            left = (now - start) * (1 - share) / max(share, 1e-9)
+            bar = "#" * int(30 * share)
+            sys.stderr.write(f"\r[{bar:30}] {share:4.0%}, {samples:,} samples, {left:.0f} s left   ")
+            sys.stderr.flush()
+    if shown:
+        sys.stderr.write("\n")
+
+
+class Hashes:
+    """Numbers for hashes, from 0 in the order in which they are first seen."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._runs: list[tuple[np.ndarray, np.ndarray]] = []  # (sorted hashes, their numbers), each twice the next
+
+    def numbers(self, hashes: np.ndarray) -> np.ndarray:
+        """The number of each, new ones for those that were never seen."""
+        unique, inverse = np.unique(hashes, return_inverse=True)
+        found = np.full(len(unique), -1, np.int64)
+        for known, numbers in self._runs:
+            at = np.minimum(np.searchsorted(known, unique), len(known) - 1)
+            hit = known[at] == unique
+            found[hit] = numbers[at[hit]]
+        new = found < 0
+        if new.any():
+            found[new] = np.arange(self.count, self.count + new.sum())
+            self.count += int(new.sum())
+            self._runs.append((unique[new], found[new]))
+            self._merge()
+        return found[inverse]
+
+    def _merge(self) -> None:
+        while len(self._runs) > 1 and 2 * len(self._runs[-1][0]) > len(self._runs[-2][0]):
+            last, before = self._runs.pop(), self._runs.pop()
+            known, numbers = (np.concatenate(arrays) for arrays in zip(before, last, strict=True))
+            order = np.argsort(known)
+            self._runs.append((known[order], numbers[order]))
+
+
+def bags_of(column: Any, ids: str, name: str) -> tuple[np.ndarray, np.ndarray, bool]:
+    """(ids, ids of each sample, whether they are hashes) of an Arrow column; missing cells and values are no ids."""
+    import pyarrow
+    from pyarrow import compute, types
+
+    cells = column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column
+    samples, sample = len(cells), np.arange(len(cells))
+    if types.is_list(cells.type) or types.is_large_list(cells.type):
+        sample, cells = compute.list_parent_indices(cells).to_numpy(), compute.list_flatten(cells)
+    if types.is_dictionary(cells.type):
+        cells = cells.dictionary_decode()
+    missing = cells.is_null(nan_is_null=True)
+    lengths = np.bincount(sample[~missing.to_numpy(zero_copy_only=False)], minlength=samples)
+    values, hashed = _ids(cells.filter(compute.invert(missing)), ids, name)
+    return values, lengths, hashed
+
+
+def _ids(cells: Any, ids: str, name: str) -> tuple[np.ndarray, bool]:
+    """Ids of cells that are all there, and whether they are hashes."""
+    from pyarrow import types
+
+    if not len(cells):
+        return np.zeros(0, np.int64), False
+    if types.is_string(cells.type) or types.is_large_string(cells.type):
+        if ids == "int":
+            return _whole(cells, name), False
+        texts = cells.dictionary_encode()
+        convert = _hexadecimal if ids == "hex" else _hashed_text
+        return convert(texts.dictionary.to_pylist(), name)[texts.indices.to_numpy()], ids != "hex"
+    if ids == "hex":
+        raise InvalidPool(f"column {name!r}: ids='hex' reads text, but this is {cells.type}")
+    numbers = _whole(cells, name)
+    return (_mixed(numbers.astype(np.uint64)), True) if ids == "hash" else (numbers, False)
+
+
+def _whole(cells: Any, name: str) -> np.ndarray:
+    """Whole numbers: int64, or uint64 as they are in the file."""
+    from pyarrow import ArrowInvalid, int64, types
+
+    if not (types.is_integer(cells.type) or types.is_floating(cells.type) or types.is_string(cells.type)):
+        raise InvalidPool(f"column {name!r} is {cells.type}: ids are whole numbers or text, or lists of them")
+    try:
+        numbers = cells if types.is_uint64(cells.type) else cells.cast(int64())
+    except ArrowInvalid as error:
+        raise InvalidPool(f"column {name!r} does not hold whole numbers: {error}") from error
+    return np.asarray(numbers.to_numpy())
+
+
+def _hexadecimal(texts: list[str], name: str) -> np.ndarray:
+    try:
+        return np.array([int(text, 16) for text in texts], np.uint64)
+    except (ValueError, OverflowError) as error:
+        raise InvalidPool(f"column {name!r} does not hold hexadecimal numbers of 64 bits: {error}") from error
+
+
+def _hashed_text(texts: list[str], name: str) -> np.ndarray:
+    """64 bits of each text, the same on every machine."""
+    letters = np.array([text.encode() for text in texts])
+    words = letters.astype(f"S{-(-letters.itemsize // 8) * 8}").view("<u8").reshape(len(texts), -1)
+    hashed = np.zeros(len(texts), np.uint64)
+    for word in words.T:  # zero beyond the end of a text: how long the others are does not matter
+        hashed = np.where(word == 0, hashed, _mixed(hashed ^ word))
+    return hashed
+
+
+def _mixed(words: np.ndarray) -> np.ndarray:
+    """Each word with its bits spread over all 64."""
+    for shift, multiplier in zip((30, 27), MULTIPLIERS, strict=True):
+        words = (words ^ (words >> np.uint64(shift))) * multiplier
+    return words ^ (words >> np.uint64(31))
+
+
+def require_pyarrow() -> Any:
+    """The package `pyarrow`, which reads logs, or how to get it."""
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingDependency('logs need pyarrow: pip install "shard-gym[parquet]"') from error
+    return pyarrow

@@ -1,0 +1,209 @@
+"""Plans to TorchRec's `ShardingPlan`s and back.
+
+    from shard_gym.torchrec.plans import from_torchrec, to_torchrec
+
+    sharding_plan = to_torchrec(plan, task, model, device="cuda")
+    model = DistributedModelParallel(model, plan=sharding_plan, ...)
+
+| the table in the plan | TorchRec |
+|---|---|
+| kind tw, not split | table-wise |
+| split, all pieces of kind tw or cw; or kind cw: equal columns, one shard for each of its devices | column-wise |
+| kind rw, on all devices in order | row-wise |
+| kind twrw, on all devices of one host in order | table-row-wise |
+| kind dp, on all devices in order | data-parallel |
+
+Tables are told by name. Back, column-wise shards become splits where halving makes them, else kind cw where their
+widths are equal; others are refused, as is what else a plan cannot say (grid shards, other kernels, uneven rows).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from shard_gym.errors import InvalidPlan
+from shard_gym.plan.plan import Plan, check
+from shard_gym.tables.configs import DTYPES, name_of
+from shard_gym.task.task import Task
+from shard_gym.torchrec.layouts import KINDS_OF, Layout, halvings, layouts_of, read_layout, shardings_of
+from shard_gym.torchrec.modules import Collection, collections_of, configs_of, require_torchrec
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
+
+SHARDING_TYPES = {kind: name for name, kind in reversed(KINDS_OF.items())}  # of several names the first
+
+
+def to_torchrec(
+    plan: Plan,
+    task: Task,
+    module: nn.Module,
+    *,
+    sharders: Sequence[ModuleSharder[Any]] | None = None,
+    world_size: int | None = None,
+    local_world_size: int | None = None,
+    device: Literal["cuda", "cpu"] = "cuda",
+) -> ShardingPlan:
+    """The plan as `DistributedModelParallel` takes it, for the unsharded model that the task was made of.
+
+    Device k of the plan is rank k. `local_world_size` is how many ranks a host has: all unless told. Tables are looked
+    up by fused kernels, those of kind dp by dense ones, as TorchRec's own planner has it.
+    """
+    require_torchrec()
+    from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
+
+    if device not in ("cuda", "cpu"):
+        raise InvalidPlan(f"device is cuda or cpu, got {device!r:.40}")
+    local = _local_world_size(task, world_size, local_world_size)
+    collections = _validated(plan, task, module)
+    layouts = layouts_of(plan, task, local)
+    _check_collections(collections, layouts, sharders, device)
+    return ShardingPlan(
+        {
+            collection.path: EmbeddingModuleShardingPlan(
+                {config.name: _sharding(layouts[config.name], local, device) for config in collection.configs}
+            )
+            for collection in collections
+        }
+    )
+
+
+def from_torchrec(sharding_plan: ShardingPlan, task_or_module: Task | nn.Module) -> Plan:
+    """A sharding plan as a plan for the tables of a task, or of an unsharded model in the order of `configs_of`.
+
+    Splits come table by table, a piece before its halves, left before right.
+    """
+    shapes = _shapes(task_or_module)
+    shardings = shardings_of(sharding_plan)
+    _check_names(set(shardings), set(shapes), "the sharding plan")
+    world = task_or_module.num_devices if isinstance(task_or_module, Task) else None
+    splits: list[int] = []
+    whole: list[tuple[str, tuple[int, ...]]] = []  # kind and devices of each table, or of its leftmost piece
+    halves: list[tuple[str, tuple[int, ...]]] = []
+    for table, (name, (rows, columns)) in enumerate(shapes.items()):
+        layout = read_layout(name, shardings[name], rows, columns, world)
+        ranks = {shard[2]: shard[4] for shard in layout.shards}  # by first column
+        cuts = halvings(layout.shards, columns) if layout.kind == "cw" else None
+        if not cuts:
+            _check_equally_wide(name, layout)
+            whole.append((layout.kind, tuple(shard[4] for shard in layout.shards)))
+            continue
+        index = {0: table}  # of the piece that begins at a column
+        for first, middle in cuts:
+            splits.append(index[first])
+            index[middle] = len(shapes) + len(splits) - 1
+            halves.append(("tw", (ranks[middle],)))
+        whole.append(("tw", (ranks[0],)))
+    kinds, devices = zip(*whole, *halves, strict=True)
+    plan = Plan(tuple(d[0] for d in devices), tuple(splits), kinds, devices)
+    if isinstance(task_or_module, Task):
+        check(task_or_module, plan)
+    return plan
+
+
+def validate(plan: Plan, task: Task, module: nn.Module) -> None:
+    """Refuse a plan that is not one for the tables of this task, or a task that is not one of this model."""
+    _validated(plan, task, module)
+
+
+def _validated(plan: Plan, task: Task, module: nn.Module) -> tuple[Collection, ...]:
+    check(task, plan)
+    collections = collections_of(module)
+    names = _own_names(task)
+    configs = {config.name: config for collection in collections for config in collection.configs}
+    _check_names(set(configs), set(names), "the model")
+    for t, name in enumerate(names):
+        config = configs[name]
+        ours = (int(task.tables.rows[t]), int(task.tables.dim[t]), task.tables.dtype[t])
+        theirs = (config.num_embeddings, config.embedding_dim, DTYPES.get(name_of(config.data_type)))
+        if ours != theirs:
+            said = "{} rows x {} columns of {}"
+            raise InvalidPlan(
+                f"table {name!r} is {said.format(*ours)} in the task, {said.format(*theirs)} in the model"
+            )
+    return collections
+
+
+def _check_names(found: set[str], wanted: set[str], where: str) -> None:
+    for names, told in ((wanted - found, f"is not in {where}"), (found - wanted, f"of {where} is not in the task")):
+        if names:
+            more = f", nor are {len(names) - 1} others" if len(names) > 1 else ""
+            raise InvalidPlan(f"table {min(names)!r} {told}{more}: is the plan for another model?")
+
+
+def _shapes(task_or_module: Task | nn.Module) -> dict[str, tuple[int, int]]:
+    """Rows and columns of each table, by name."""
+    if not isinstance(task_or_module, Task):
+        return {c.name: (c.num_embeddings, c.embedding_dim) for c in configs_of(task_or_module)}
+    tables = task_or_module.tables
+    return dict(
+        zip(_own_names(task_or_module), zip(tables.rows.tolist(), tables.dim.tolist(), strict=True), strict=True)
+    )
+
+
+def _own_names(task: Task) -> tuple[str, ...]:
+    names = task.tables.name
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InvalidPlan(f"TorchRec tells tables by name, but {twice[0]!r} is the name of several tables of the task")
+    return names
+
+
+def _check_equally_wide(name: str, layout: Layout) -> None:
+    if layout.kind == "cw" and len(widths := {shard[3] for shard in layout.shards}) > 1:
+        raise InvalidPlan(f"table {name!r} has column shards of {sorted(widths)} columns: neither halves nor equal")
+
+
+def _local_world_size(task: Task, world_size: int | None, local_world_size: int | None) -> int:
+    world = task.num_devices if world_size is None else world_size
+    if world != task.num_devices:
+        raise InvalidPlan(f"the task has {task.num_devices} devices, the world {world} ranks: make a plan for these")
+    local = world if local_world_size is None else local_world_size
+    if local < 1 or world % local:
+        raise InvalidPlan(f"{world} ranks are no whole number of hosts of local_world_size = {local}")
+    return local
+
+
+def _check_collections(
+    collections: Sequence[Collection],
+    layouts: dict[str, Layout],
+    sharders: Sequence[ModuleSharder[Any]] | None,
+    device: str,
+) -> None:
+    """Refuse what TorchRec would refuse, or do wrong, only when the model runs."""
+    for collection in collections:
+        what = collection.path or "the model"
+        if sharders is not None and type(collection.module) not in {sharder.module_type for sharder in sharders}:
+            raise InvalidPlan(f"{what}: no sharder is for {type(collection.module).__name__}; it would not be sharded")
+        if collection.pooled:
+            continue
+        own = {config.name: layouts[config.name] for config in collection.configs}
+        for name, layout in own.items():
+            if layout.kind == "twrw" or (layout.kind == "dp" and device == "cpu"):
+                raise InvalidPlan(
+                    f"{what} does not pool, and TorchRec on {device} has no {layout.kind} for that: table {name!r}"
+                )
+        widths = {shard[3] for layout in own.values() if layout.kind == "cw" for shard in layout.shards}
+        if len(widths) > 1:
+            raise InvalidPlan(
+                f"{what} does not pool, and TorchRec wants all column shards of such a collection equally wide, "
+                f"not {sorted(widths)} columns"
+            )
+
+
+def _sharding(layout: Layout, local: int, device: str) -> ParameterSharding:
+    from torchrec.distributed.sharding_plan import placement
+    from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardMetadata
+
+    shards = [
+        ShardMetadata([row, column], [rows, columns], placement(device, rank, local))
+        for row, rows, column, columns, rank in layout.shards
+    ]
+    shared = layout.kind != "dp"
+    return ParameterSharding(
+        sharding_type=SHARDING_TYPES[layout.kind],
+        compute_kernel="fused" if shared else "dense",
+        ranks=[shard[-1] for shard in layout.shards],
+        sharding_spec=EnumerableShardingSpec(shards) if shared else None,
+    )

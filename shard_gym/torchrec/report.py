@@ -1,0 +1,213 @@
+"""The report as text. Numbers are computed elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shard_gym.memory.usage import table_bytes
+from shard_gym.plan.feasibility import quick
+from shard_gym.tables.pool import GB
+from shard_gym.task.task import Task
+from shard_gym.torchrec.values import ESTIMATES, PHASES, Capacity, Phases, Rank, Stats, TableStats
+
+SCHEMA = "shard-gym/room/1"
+MB = 2**20
+BETWEEN = "   "
+NOT_TOLD = "-"
+
+
+def report(stats: Stats) -> str:
+    """The whole report, in sections."""
+    sections = (_head, _reserves, _ranks, _tables, _kernels, _imbalance, _peak, _critical_path)
+    return "\n\n".join("\n".join(lines) for section in sections if (lines := list(section(stats))))
+
+
+def _head(stats: Stats) -> Iterator[str]:
+    setup = stats.setup
+    if stats.makespan is not None:
+        yield f"makespan {stats.makespan:.3f} ms ({stats.objective}), by {stats.simulator}"
+    yield (
+        f"{len(stats.ranks)} ranks, {setup.local_world_size} a host; batch {setup.batch * setup.world_size:,}, "
+        f"{setup.batch:,} a rank; pipeline {setup.pipeline}; bytes as {stats.accounting!r} counts them"
+    )
+    yield from (f"INFEASIBLE: {problem}" for problem in stats.problems)
+    yield from (f"note: {note}" for note in stats.notes)
+
+
+def _reserves(stats: Stats) -> Iterator[str]:
+    if stats.capacity.hbm_bytes is None:
+        yield "HBM for tables as the task has it, reserves already taken off"
+        return
+    yield f"HBM for tables, of each rank: {reserves(stats.capacity)}"
+
+
+def reserves(capacity: Capacity) -> str:
+    """Reserves that are taken off, part by part, GB."""
+    told, reserve = capacity.to_dict(), capacity.reserve
+    parts = {"dense": reserve.dense_bytes, "KJT": reserve.kjt_bytes, "fixed": reserve.fixed_bytes}
+    off = [f"{told['share_bytes'] / GB:.3f} fragmentation reserve ({reserve.share:.0%})"]
+    off += [f"{size / GB:.3f} {name}" for name, size in parts.items() if size or name != "fixed"]
+    total = told["hbm_bytes"]
+    return f"{total / GB:.3f} GB - {' - '.join(off)} = {reserve.left(total) / GB:.3f} GB"
+
+
+def _ranks(stats: Stats) -> Iterator[str]:
+    heads = ["rank", "HBM GB", "of GB", "", "margin GB", "DDR GB", *(["of GB"] if stats.capacity.ddr_bytes else [])]
+    timed = [(which, by) for which, by in zip(ESTIMATES, ("", "TorchRec "), strict=True) if stats.phases(which)]
+    for _, by in timed:
+        heads += [f"{by}fwd ms", "fwd comm", "bwd comm", "bwd", "total"]
+    yield from grid([*heads, "input MB", "output MB", "shards"], [_rank(r, [w for w, _ in timed]) for r in stats.ranks])
+
+
+def _rank(rank: Rank, timed: Sequence[str]) -> list[str]:
+    used, capacity = rank.hbm_bytes, rank.hbm_capacity
+    cells = [f"{rank.rank}", f"{used / GB:.3f}", f"{capacity / GB:.3f}", f"{used / capacity:.0%}"]
+    cells += [f"{rank.margin_bytes / GB:.3f}", f"{rank.ddr_bytes / GB:.3f}"]
+    cells += [] if rank.ddr_capacity is None else [f"{rank.ddr_capacity / GB:.3f}"]
+    for which in timed:
+        phases = getattr(rank, which)
+        cells += [f"{getattr(phases, phase):.3f}" for phase in (*PHASES, "total")]
+    shards = " ".join(f"{kind}:{count}" for kind, count in rank.shards.items()) or NOT_TOLD
+    return [*cells, f"{rank.input_bytes / MB:.2f}", f"{rank.output_bytes / MB:.2f}", shards]
+
+
+def _tables(stats: Stats) -> Iterator[str]:
+    heads = ["table", "kind", "kernel", "rows", "columns", "shards of", "pooling", "HBM GB", "DDR GB"]
+    yield from grid([*heads, "input MB", "output MB", "TorchRec ms", "ranks"], [_table(t) for t in stats.tables])
+
+
+def _table(table: TableStats) -> list[str]:
+    sizes = sorted(set(table.shard_sizes), reverse=True)
+    shards = " ".join(f"{rows:,}x{columns:,}" for rows, columns in sizes[:2]) + (" ..." if len(sizes) > 2 else "")
+    cells = [table.name, table.kind, table.kernel, f"{table.rows:,}", f"{table.dim:,}", shards]
+    cells += [f"{table.pooling:.3f}", f"{table.hbm_bytes / GB:.3f}", f"{table.ddr_bytes / GB:.3f}"]
+    cells += [f"{table.input_bytes / MB:.2f}", f"{table.output_bytes / MB:.2f}", _total(table.torchrec)]
+    return [*cells, runs(table.ranks)]
+
+
+def _total(phases: Phases | None) -> str:
+    return NOT_TOLD if phases is None else f"{phases.total:.3f}"
+
+
+def _kernels(stats: Stats) -> Iterator[str]:
+    rows = [
+        [kernel, f"{held['tables']}", f"{held['hbm_bytes'] / GB:.3f}", f"{held['ddr_bytes'] / GB:.3f}"]
+        for kernel, held in stats.kernels().items()
+    ]
+    yield from grid(["compute kernel", "tables", "HBM GB", "DDR GB"], rows)
+
+
+def _imbalance(stats: Stats) -> Iterator[str]:
+    said = {"perf": f"ms by {stats.simulator}", "torchrec": "ms by TorchRec", "hbm": "HBM", "ddr": "DDR"}
+    measures = {"max/mean": "max_over_mean", "total variation": "total_variation", "total distance": "total_distance"}
+    measures |= {"chi divergence": "chi_divergence", "KL divergence": "kl_divergence"}
+    rows = []
+    for name, found in stats.imbalance().items():
+        rows.append([said[name], *(f"{getattr(found, measure):.3f}" for measure in measures.values())])
+    yield from grid(["imbalance of", *measures], rows)
+
+
+def _peak(stats: Stats) -> Iterator[str]:
+    reserve, known = stats.capacity.reserve, stats.capacity.hbm_bytes is not None
+    for tier, (size, ranks) in enumerate(stats.peak()):
+        held = f"{(size + reserve.dense_bytes + reserve.kjt_bytes) / GB:.3f} GB with dense and KJT, " if known else ""
+        yield f"peak HBM #{tier + 1}: {held}{size / GB:.3f} GB of tables on {told_ranks(ranks)}"
+
+
+def _critical_path(stats: Stats) -> Iterator[str]:
+    for which, by in (("perf", stats.simulator), ("torchrec", "TorchRec")):
+        if path := stats.critical_path(which):
+            yield f"critical path by {by}: {sum(slowest.ms for slowest in path.values()):.3f} ms"
+            for phase, slowest in path.items():
+                yield f"  {phase.replace('_', ' '):16} {slowest.ms:10.3f} ms on {told_ranks(slowest.ranks)}"
+
+
+def told_ranks(ranks: Sequence[int]) -> str:
+    """`rank 3`, or `ranks 0-7`."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {runs(ranks)}"
+
+
+def runs(ranks: Sequence[int]) -> str:
+    """Ranks in the order given, those that follow each other as 0-7."""
+    found: list[list[int]] = []
+    for rank in ranks:
+        if found and rank == found[-1][-1] + 1:
+            found[-1][1:] = [rank]
+        else:
+            found.append([rank])
+    return ",".join("-".join(map(str, run)) for run in found)
+
+
+def grid(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Columns as wide as they need be; the first is on the left, as is the last."""
+    wide = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    for row in (heads, *rows):
+        cells = [cell.rjust(width) for cell, width in zip(row, wide, strict=True)]
+        cells[0], cells[-1] = row[0].ljust(wide[0]), row[-1]
+        yield BETWEEN.join(cells).rstrip()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bytes that a task's tables take and that its devices have, by the task's accounting."""
+
+    feasible: bool | None  # None: neither a plan is found nor a proof that there is none
+    reason: str
+    accounting: str
+    largest_table: str
+    largest_bytes: int
+    largest_device_bytes: int
+    table_bytes: int  # of all tables
+    device_bytes: int  # of all devices
+    constraints: tuple[str, ...]  # those that the task has
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes that the largest of devices in these proportions must have, whatever the plan, if no table is split."""
+        return max(self.largest_bytes, -(-self.table_bytes * self.largest_device_bytes // self.device_bytes))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, schema `shard-gym/room/1`; missing bytes are negative where some are left."""
+        return {"schema": SCHEMA} | asdict(self) | {"missing_bytes": self.missing(), "least_bytes": self.least_bytes}
+
+    def missing(self) -> dict[str, int]:
+        """Bytes by which each limit is broken; negative where some are left."""
+        return {
+            "largest table": self.largest_bytes - self.largest_device_bytes,
+            "all tables": self.table_bytes - self.device_bytes,
+        }
+
+    def text(self) -> str:
+        """The verdict, then each limit."""
+        said = {True: "there is a plan", False: "NO PLAN", None: "not known"}[self.feasible]
+        lines = [f"{said}: {self.reason}", f"{'bytes as ' + repr(self.accounting):22} {'needed GB':>12} {'of GB':>12}"]
+        lines[1] += f" {'missing bytes':>20}"
+        missing = self.missing()
+        limits = (self.largest_bytes, self.largest_device_bytes), (self.table_bytes, self.device_bytes)
+        for (limit, short), (needed, has) in zip(missing.items(), limits, strict=True):
+            told = f"{short:,}" if short > 0 else f"none, {-short:,} left"
+            lines.append(f"{limit:22} {needed / GB:12.3f} {has / GB:12.3f} {told:>20}")
+        lines.append(f"largest table: {self.largest_table}")
+        least = f"{self.least_bytes:,} bytes"
+        lines.append(f"without splits, the largest of devices in these proportions needs at least {least}")
+        lines += [f"constraints: {', '.join(self.constraints)}"] if self.constraints else []
+        return "\n".join(lines)
+
+
+def limits(task: Task) -> Limits:
+    """Tell whether a task has a plan, as far as can be said at once."""
+    verdict, size = quick(task), table_bytes(task)
+    largest, told = int(size.argmax()), asdict(task.constraints)
+    return Limits(
+        feasible=verdict.feasible,
+        reason=verdict.reason,
+        accounting=task.accounting,
+        largest_table=f"{task.tables.name[largest]!r} (table {largest})",
+        largest_bytes=int(size[largest]),
+        largest_device_bytes=int(task.capacity.max()),
+        table_bytes=int(size.sum()),
+        device_bytes=int(task.capacity.sum()),
+        constraints=tuple(name for name, value in told.items() if value not in ((), None)),
+    )

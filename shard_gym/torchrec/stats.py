@@ -1,0 +1,283 @@
+"""Statistics of a task and its plan, the report's numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from shard_gym.errors import InvalidTask, UnknownName
+from shard_gym.memory.shards import Feature, Setup, Shards, Table, cut, shards_of
+from shard_gym.memory.storage import storage
+from shard_gym.memory.terms import Step, Term, number
+from shard_gym.plan.plan import Plan, violations
+from shard_gym.simulators import Simulator
+from shard_gym.simulators import torchrec as perf
+from shard_gym.simulators.torchrec import ranks_per_host, samples_per_rank, table_perfs
+from shard_gym.task.task import Constraints, Task
+from shard_gym.torchrec.layouts import layouts_of
+from shard_gym.torchrec.values import PHASES, Capacity, Phases, Rank, Stats, TableStats
+
+NEAR = 5  # names that are told where one is not known
+SCHEMA = "shard-gym/explanation/1"
+ENDLESS = 2**62  # bytes; no task fills a device of it
+
+
+@dataclass(frozen=True, eq=False)
+class PlanShards:
+    """The S shards of a plan, table by table, and their ranks."""
+
+    tables: tuple[Table, ...]
+    kinds: tuple[str, ...]  # of each table
+    rank: np.ndarray  # (S,)
+    shards: Shards
+
+
+def plan_stats(
+    task: Task,
+    plan: Plan,
+    simulator: Simulator | None = None,
+    *,
+    accounting: str | None = None,
+    tables: Sequence[Table] | None = None,
+    setup: Setup | None = None,
+    capacity: Capacity | None = None,
+) -> Stats:
+    """The report on a plan. `tables` and `setup` say what a task cannot: kernels, features, sequences, a pipeline.
+
+    Bytes are counted by the task's accounting unless told. A split table's pieces are the column shards of one table,
+    as TorchRec has them: under "torchrec" they take less of a row-wise state than pieces that are tables of their own.
+    """
+    setup, capacity, accounting = setup or setup_of(task), capacity or Capacity(), accounting or task.accounting
+    placed = plan_shards(task, plan, tables or tables_of(task), setup)
+    found, notes = storage(placed.shards, setup, accounting), _not_modelled(task, placed)
+    size = np.stack([found.hbm.bytes, found.ddr.bytes, found.input, found.output], axis=1)
+    pieces = None if notes else _pieces(task, placed.shards)
+    latency = None if pieces is None or simulator is None else simulator.latency(pieces, placed.rank)
+    ours = None if latency is None else np.stack([getattr(latency, phase) for phase in PHASES], axis=-1)
+    theirs = None if pieces is None else table_perfs(pieces)[:, [0, 1, 3, 2]]  # in the order of PHASES
+    perfs = (ours, None if theirs is None else _sums(theirs, placed.rank, task.num_devices))
+    ranks = tuple(_ranks(task, placed, size, perfs, capacity))
+    return Stats(
+        accounting=accounting,
+        objective=task.objective,
+        simulator=None if simulator is None else simulator.id,
+        makespan=None if latency is None else float(latency.makespan(task.objective)),
+        setup=setup,
+        capacity=capacity,
+        ranks=ranks,
+        tables=tuple(_tables(task, placed, size, theirs)),
+        problems=(*_over(ranks), *_broken(task, plan)),
+        notes=notes,
+    )
+
+
+def setup_of(task: Task, pipeline: str = "none") -> Setup:
+    """Settings of TorchRec for a task: a rank's samples, and as many ranks a host as a group of links has."""
+    return Setup(task.num_devices, samples_per_rank(task), ranks_per_host(task), pipeline=pipeline)
+
+
+def tables_of(task: Task, kernel: str = "fused", pooled: bool = True) -> tuple[Table, ...]:
+    """A task's tables as TorchRec sees them: of one feature each, with all bags of the table."""
+    t = task.tables
+    bags = t.bags.astype(np.float64)
+    ids = t.pooling / np.where(bags > 0, bags, 1.0)  # of one bag
+    features = map(Feature, ids.tolist(), bags.tolist())
+    columns = zip(t.rows.tolist(), t.dim.tolist(), t.element_bytes.tolist(), features, strict=True)
+    return tuple(
+        Table(rows, dim, element, (feature,), pooled=pooled, optimizer=task.optimizer, kernel=kernel)
+        for rows, dim, element, feature in columns
+    )
+
+
+def plan_shards(task: Task, plan: Plan, tables: Sequence[Table], setup: Setup) -> PlanShards:
+    """The shards that TorchRec makes of a plan; copies (dp) are looked up by the dense kernel."""
+    if setup.device != "cuda" or setup.world_size != task.num_devices:
+        found = f"{setup.world_size} of {setup.device}"
+        raise InvalidTask(f"the report is on the task's {task.num_devices} CUDA devices, the setup has {found}")
+    if len(tables) != task.num_tables:
+        raise InvalidTask(f"the task has {task.num_tables} tables, {len(tables)} were given")
+    numbered = tuple(str(i) for i in range(task.num_tables))  # a task's own names may repeat
+    layouts = layouts_of(plan, replace(task, tables=task.tables.with_(name=numbered)), setup.local_world_size)
+    kinds = tuple(layouts[name].kind for name in numbered)
+    dense = [replace(t, kernel="dense") if kind == "dp" else t for t, kind in zip(tables, kinds, strict=True)]
+    sizes = [[(rows, columns) for _, rows, _, columns, _ in layouts[name].shards] for name in numbered]
+    rank = np.array([shard[-1] for name in numbered for shard in layouts[name].shards])
+    return PlanShards(tuple(dense), kinds, rank, shards_of(dense, kinds, sizes, setup))
+
+
+def _not_modelled(task: Task, placed: PlanShards) -> tuple[str, ...]:
+    """Note what no simulator here models: then no time is told, as a sum without some shards would mislead."""
+    odd = {
+        **{f"kind {kind}": kind not in ("tw", "cw") for kind in placed.kinds},
+        **{f"kernel {t.kernel}": t.kernel not in ("fused", "dense") for t in placed.tables},
+        "sequences": not all(t.pooled for t in placed.tables),
+        "weighted ids": any(t.weighted for t in placed.tables),
+    }
+    found = [what for what, is_odd in odd.items() if is_odd]
+    features = zip((t.features for t in placed.tables), task.tables.bags, strict=True)
+    if any(len(told) > 1 or told[0].poolings != bags or told[0].batch for told, bags in features):
+        found.append("several features, or bags or batches of their own")
+    return (f"no time is told, as no simulator here models: {', '.join(found)}",) if found else ()
+
+
+def _pieces(task: Task, shards: Shards) -> Task:
+    """The task whose tables are the shards: column shards cost what tables of their width do."""
+    tables = task.tables.take(shards.table.tolist()).with_(dim=shards.dim.astype(np.int32))
+    return replace(task, tables=tables, constraints=Constraints())
+
+
+def _sums(values: np.ndarray, rank: np.ndarray, ranks: int) -> np.ndarray:
+    """Sum each rank's shards: (S, P) -> (K, P)."""
+    sums = np.zeros((ranks, values.shape[1]), values.dtype)
+    np.add.at(sums, rank, values)
+    return sums
+
+
+def _ranks(
+    task: Task, placed: PlanShards, size: np.ndarray, perfs: Sequence[np.ndarray | None], capacity: Capacity
+) -> Iterator[Rank]:
+    counts = [Counter[str]() for _ in range(task.num_devices)]
+    for rank, kind in zip(placed.rank.tolist(), placed.shards.kind.tolist(), strict=True):
+        counts[rank][kind] += 1
+    hbm_capacity = capacity.left(task)
+    for rank, (hbm, ddr, ids, output) in enumerate(_sums(size, placed.rank, task.num_devices).tolist()):
+        perf, torchrec = (None if of_ranks is None else Phases(*of_ranks[rank].tolist()) for of_ranks in perfs)
+        memory = (hbm, hbm_capacity[rank], ddr, capacity.ddr_bytes)
+        yield Rank(rank, *memory, ids, output, dict(sorted(counts[rank].items())), perf, torchrec)
+
+
+def _tables(task: Task, placed: PlanShards, size: np.ndarray, theirs: np.ndarray | None) -> Iterator[TableStats]:
+    shards, n = placed.shards, task.num_tables
+    sums, perf = _sums(size, shards.table, n), None if theirs is None else _sums(theirs, shards.table, n)
+    first = np.searchsorted(shards.table, np.arange(n + 1))
+    for t, (table, kind) in enumerate(zip(placed.tables, placed.kinds, strict=True)):
+        own = slice(first[t], first[t + 1])
+        yield TableStats(
+            name=task.tables.name[t],
+            kind=kind,
+            kernel=table.kernel,
+            rows=table.rows,
+            dim=table.dim,
+            pooling=sum(f.pooling * f.poolings for f in table.features),
+            ranks=tuple(placed.rank[own].tolist()),
+            shard_sizes=tuple(zip(shards.rows[own].tolist(), shards.dim[own].tolist(), strict=True)),
+            **dict(zip(("hbm_bytes", "ddr_bytes", "input_bytes", "output_bytes"), sums[t].tolist(), strict=True)),
+            torchrec=None if perf is None else Phases(*perf[t].tolist()),
+        )
+
+
+def _over(ranks: Sequence[Rank]) -> Iterator[str]:
+    for r in ranks:
+        for kind, used, capacity in (("HBM", r.hbm_bytes, r.hbm_capacity), ("DDR", r.ddr_bytes, r.ddr_capacity)):
+            if capacity is not None and used > capacity:
+                yield f"rank {r.rank} needs {used:,} bytes of {kind}, has {capacity:,}: {used - capacity:,} too few"
+
+
+def _broken(task: Task, plan: Plan) -> list[str]:
+    """Constraints that the plan breaks; memory is counted apart."""
+    roomy = replace(task, memory=(ENDLESS,) * task.num_devices)
+    if set(plan.kind) == {"tw"}:
+        return violations(roomy, plan)
+    return [] if task.constraints == Constraints() else ["constraints are judged of table-wise plans only"]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The first shard of a table, step by step, and what all shards take."""
+
+    table: str
+    kind: str
+    shards: int
+    rows: int  # of the first shard
+    dim: int
+    accounting: str
+    steps: tuple[Step, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, schema `shard-gym/explanation/1`."""
+        return {"schema": SCHEMA} | asdict(self)
+
+    def text(self) -> str:
+        """A line a step, and one for its formula."""
+        shards = "1 shard" if self.shards == 1 else f"{self.shards} shards"
+        lines = [f"{self.table}: {self.kind}, {shards}, the first of {self.rows:,} rows x {self.dim:,} columns; "]
+        lines[0] += f"bytes as {self.accounting!r} counts them"
+        wide = max(len(step.name) for step in self.steps)
+        for step in self.steps:
+            value = number(step.value) if step.value == int(step.value) else f"{step.value:.6g}"
+            lines += [f"  {step.name:{wide}} = {value} {step.unit}", f"  {'':{wide}}   = {step.numbers}"]
+            lines += [f"  {'':{wide}}     {step.formula}"] if step.formula else []
+        return "\n".join(lines)
+
+
+def explain(
+    table: Table,
+    kind: str,
+    setup: Setup,
+    *,
+    name: str = "table",
+    accounting: str = "torchrec",
+    sizes: Sequence[tuple[int, int]] | None = None,
+) -> Explanation:
+    """One table, sharded in one way; `sizes` are rows and columns of its shards, as TorchRec cuts it unless told."""
+    sizes = sizes or cut(table, kind, setup.world_size, setup.local_world_size)
+    shards = shards_of([table], [kind], [sizes], setup)
+    found = storage(shards, setup, accounting)
+    told = found.steps()
+    for where, memory in (("HBM", found.hbm), ("DDR", found.ddr)):
+        each = memory.bytes.tolist()
+        if any(each):
+            told.append(Step(f"{where} of all shards", "", _runs(each), sum(each)))
+    if kind in ("tw", "cw") and perf_is_known(table):
+        told += perf_steps(table, sizes[0][1], setup)
+    return Explanation(name, kind, len(sizes), *sizes[0], accounting, tuple(told))
+
+
+def table_index(task: Task, name: str) -> int:
+    """Find a table by its name, or by its index; a name wins. Near names are told where there is none."""
+    names = task.tables.name
+    if name in names:
+        if (times := names.count(name)) > 1:
+            raise InvalidTask(f"{times} tables are called {name!r}: give an index, the first is {names.index(name)}")
+        return names.index(name)
+    if name.isdecimal() and int(name) < len(names):
+        return int(name)
+    near = get_close_matches(name, names, NEAR, cutoff=0.4) or names[:NEAR]
+    raise UnknownName("table", name, [*near, f"an index below {len(names)}"])
+
+
+def perf_is_known(table: Table) -> bool:
+    """True if the formula of `shard_gym.simulators.torchrec` is for such tables."""
+    (feature, *others) = table.features
+    plain = not others and feature.poolings == 1 and feature.batch is None
+    return plain and table.kernel == "fused" and table.pooled and not table.weighted
+
+
+def perf_steps(table: Table, columns: int, setup: Setup) -> Iterator[Step]:
+    """TorchRec's estimate of a shard with all rows and some columns."""
+    lookup = Term(table.features[0].pooling, "ids a sample"), Term(1, "bags a sample")
+    dim, element = Term(np.array([columns], np.float64), "columns"), Term(table.element_bytes, "bytes of a weight")
+    inside = setup.local_world_size >= setup.world_size
+    for term in perf.estimate(lookup, dim, element, (setup.batch, setup.world_size), inside):
+        yield Step.of(term, unit="bytes" if term.name in ("sent", "read and written") else "ms")
+
+
+def _runs(sizes: list[int]) -> str:
+    """96 equal numbers and a smaller one as `96 x 5 + 4`."""
+    runs = [(size, len(list(alike))) for size, alike in groupby(sizes)]
+    return " + ".join(f"{count} x {size:,}" if count > 1 else f"{size:,}" for size, count in runs)
+
+
+def alone(task: Task, table: int, columns: int, simulator: Simulator) -> Step:
+    """Time of a shard of these columns on a rank that has nothing else, by a simulator."""
+    one = task.tables.take([table]).with_(dim=np.array([columns], np.int32))
+    latency = simulator.latency(replace(task, tables=one, constraints=Constraints()), np.array([0]))
+    ms = [float(getattr(latency, phase)[0]) for phase in PHASES]
+    said = f"of a rank with nothing else: {', '.join(phase.replace('_', ' ') for phase in PHASES)}"
+    return Step(f"by {simulator.id}", said, " + ".join(map(str, ms)), sum(ms), "ms")
