@@ -7,8 +7,11 @@ from hypothesis import settings
 from shard_gym import Task, make_pool, simulators
 from shard_gym.tables.pool import GB
 
-settings.register_profile("no deadline", deadline=None)  # speed is measured in benchmarks, not in tests
-settings.load_profile("no deadline")
+# Speed is measured in benchmarks, not in tests. The examples are the same every time, so that a change passes or
+# fails by itself; HYPOTHESIS_PROFILE=search looks for new ones.
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("search", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # windows that tests open stay off the screen
 
 
@@ -29,3 +32,17 @@ def roofline():
 @pytest.fixture
 def rng():
     return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="session")
+def patient():
+    """An exact solver whose programs have half a minute to end by themselves, after a search of a tenth of a second."""
+    from shard_gym_agents.search import exact
+
+    class Patient(exact.Milp):
+        def solve(self, task, planner):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(exact, "START", 0.1 / self.budget)
+                return super().solve(task, planner)
+
+    return Patient(budget=30)

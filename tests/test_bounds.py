@@ -111,7 +111,7 @@ def test_the_bound_holds_for_the_very_best_plan(simulator, seed, objective):
 def test_bounds_are_near_what_local_search_finds(key, share):
     suite = suites.get(key)
     task, judge = suite.tasks("test")[0], simulators.make(suite.judge)
-    found = score(task, make("local-search", budget=0.1)(task, judge), judge).makespan
+    found = score(task, make("local-search", calls=20_000)(task, judge), judge).makespan
     assert share * found < lower_bound(task, judge) <= found
 
 

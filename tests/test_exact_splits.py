@@ -71,7 +71,7 @@ def test_feasibility_with_splits_is_decided_as_by_brute_force(seed, constraints,
     task = Task(tables, (1,) * 2, constraints=Constraints(**constraints), **shape)
     memory = np.maximum(1, np.rint(table_bytes(task).sum() / 20_000 * rng.uniform(0.9, 1.2, 2))).astype(int) * 10_000
     task = replace(task, memory=tuple(memory.tolist()))
-    exists, verdict = bool(every_split_plan(task)), decide(task, 5.0)
+    exists, verdict = bool(every_split_plan(task)), decide(task, 60)
     assert verdict.feasible is exists, verdict.reason
     assert exists or "too few" in verdict.reason or "cannot be kept" in verdict.reason
     assert not exists or not violations(task, verdict.plan)
@@ -79,12 +79,12 @@ def test_feasibility_with_splits_is_decided_as_by_brute_force(seed, constraints,
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(["kernel", "iteration"]), st.sampled_from(WIRES))
-def test_tiny_tasks_with_splits_are_solved_as_well_as_by_brute_force(seed, objective, links):
+def test_tiny_tasks_with_splits_are_solved_as_well_as_by_brute_force(patient, seed, objective, links):
     rng = np.random.default_rng(seed)
     tables = make_pool(rows=200_000, dim=[16, 8, 4], pooling=rng.integers(1, 60, 3))
     task = Task(tables, (10**9,) * 2, objective, speed=rng.choice([1.0, 0.6], 2), links=links, splits_allowed=True)
     best = min(ROOFLINE.latency(pieces, d).makespan(objective) for pieces, d in every_split_plan(task))
-    found = Milp(budget=0.5).solve(task, ROOFLINE)
+    found = patient.solve(task, ROOFLINE)
     assert found.makespan == score(task, found.plan, ROOFLINE).makespan
     assert found.bound <= best <= found.makespan <= best * 1.0003
     assert "8 pieces" in found.program
@@ -93,17 +93,17 @@ def test_tiny_tasks_with_splits_are_solved_as_well_as_by_brute_force(seed, objec
 def test_a_split_finds_room_where_whole_tables_do_not():
     task = sizes(7, 7, 3, 3, 3, memory=(9, 9, 6), splits_allowed=True)
     wide = replace(task, tables=task.tables.with_(dim=np.full(5, 8, np.int32)), memory=(18_000, 18_000, 12_000))
-    verdict = decide(wide, 5.0)
+    verdict = decide(wide, 60)
     assert verdict.feasible and verdict.plan.splits and not violations(wide, verdict.plan)
-    assert decide(replace(wide, constraints=Constraints(no_split=tuple(range(5)))), 5.0).feasible is False
+    assert decide(replace(wide, constraints=Constraints(no_split=tuple(range(5)))), 60).feasible is False
 
 
 def test_finer_pieces_than_the_program_makes_are_not_ruled_out():
     """Sixteenths of 4 columns fill devices that eighths do not: 3 tables of 16 parts on 7 devices of 7 parts."""
     task = Task(make_pool(rows=1_000, dim=[64] * 3), (7 * 8_000,) * 7, splits_allowed=True)
-    verdict = decide(task, 5.0)
+    verdict = decide(task, 60)
     assert verdict.feasible is None and "at most 8 pieces" in verdict.reason and "finer" in verdict.reason
-    assert decide(replace(task, memory=(6 * 8_000,) * 7), 5.0).feasible is False
+    assert decide(replace(task, memory=(6 * 8_000,) * 7), 60).feasible is False
 
 
 def test_programs_that_there_is_no_time_to_build_are_left_out():
@@ -130,9 +130,9 @@ def test_a_stopped_search_returns_its_best_plan(answer, monkeypatch):
 
     monkeypatch.setattr(Milp, "_start", lambda *_: Plan((0,) * task.num_tables))
     begun = time.perf_counter()
-    found = Milp(budget=20.0, gap=0.0, progress=progress).solve(task, ROOFLINE)
+    found = Milp(budget=300.0, gap=0.0, progress=progress).solve(task, ROOFLINE)
     assert len(told) == 1 and found.makespan <= told[0]
-    assert time.perf_counter() - begun < 10
+    assert time.perf_counter() - begun < 60
 
 
 @pytest.mark.parametrize("answer", [True, KeyboardInterrupt])

@@ -218,7 +218,7 @@ class Diary:
         return [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def wait_for(self, calls):
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while len(self.lines()) < calls:
             assert time.monotonic() < deadline, "the agent was not called"
             time.sleep(0.02)
@@ -246,7 +246,7 @@ def interrupted(out, how, arguments):
     diary.wait_for(calls=4)
     process.send_signal(how)
     process.communicate()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(alive(int(pid)) for pid, _ in diary.lines()):
         assert time.monotonic() < deadline, "a worker outlived the leaderboard"
         time.sleep(0.02)

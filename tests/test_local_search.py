@@ -149,7 +149,7 @@ def test_a_budget_of_seconds_is_kept():
     task = suites.get("core-80x8").tasks("val")[0]
     start = time.perf_counter()
     make("local-search", budget=0.1)(task, SIMULATOR)
-    assert 0.1 <= time.perf_counter() - start < 0.5
+    assert 0.1 <= time.perf_counter() - start < 5
 
 
 @pytest.mark.parametrize("settings", [{"budget": -1.0}, {"budget": float("nan")}, {"calls": -1}])

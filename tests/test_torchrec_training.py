@@ -179,7 +179,7 @@ def test_a_failing_rank_ends_the_run_with_its_reason():
     begin = time.monotonic()
     with pytest.raises(RankFailed, match="rank 1 failed, all 2 were ended: ValueError: no batch for step 3"):
         launch(fail_at_step_3, 2)
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 120
     assert not active_children()
 
 
