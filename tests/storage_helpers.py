@@ -53,8 +53,8 @@ def drawn_table(rng, pooled, sharder, device):
     )
 
 
-def constraint(table, kind, min_partition, setup):
-    """What the library is told of a table."""
+def constraint(table, kind, min_partition, setup, fetched=None):
+    """What the library is told of a table; `fetched` is a `CacheStatistics`."""
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import MultiPassPrefetchConfig
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import CacheParams
@@ -69,7 +69,12 @@ def constraint(table, kind, min_partition, setup):
         pooling_factors=[f.pooling for f in table.features],
         num_poolings=[f.poolings for f in table.features],
         batch_sizes=[f.batch or setup.batch for f in table.features] if table.features[0].batch else None,
-        cache_params=CacheParams(load_factor=table.cache_load_factor, multipass_prefetch_config=passes),
+        cache_params=CacheParams(
+            load_factor=table.cache_load_factor,
+            multipass_prefetch_config=passes,
+            prefetch_pipeline=setup.pipeline == "train_prefetch_sparse_dist",
+            stats=fetched,
+        ),
         output_dtype=output,
     )
 

@@ -59,6 +59,7 @@ class Table:
     kernel: str = "fused"
     cache_load_factor: float = CACHE_LOAD_FACTOR  # share of a cached table that the device holds
     prefetch_passes: int = 1  # TorchRec's multipass_prefetch_config
+    fetched: float = 0.0  # rows a cache misses in a batch of all ranks, as TorchRec's CacheStatistics expect them
     output_bytes: float | None = None  # of one element of the output; None: TorchRec's default
 
     def __post_init__(self) -> None:
@@ -108,6 +109,7 @@ class Tables:
     kernel: np.ndarray
     cache_load_factor: np.ndarray
     prefetch_passes: np.ndarray
+    fetched: np.ndarray
     output_bytes: np.ndarray  # NaN where nothing is told
 
     @classmethod

@@ -20,7 +20,7 @@ def table_bytes(task: Task) -> np.ndarray:
     """
     if task.accounting in OF_A_BATCH:
         setup = Setup(task.num_devices, batch=-(-task.batch // task.num_devices))
-        return storage(Shards.whole(_as_torchrec_sees(task, setup)), setup, task.accounting).hbm.bytes
+        return storage(Shards.whole(torchrec_tables(task, setup)), setup, task.accounting).hbm.bytes
     weights = task.tables.weight_bytes
     return weights if task.accounting == "weights" else weights + optimizer_bytes(task)
 
@@ -31,7 +31,8 @@ def optimizer_bytes(task: Task) -> np.ndarray:
     return task.tables.rows * (a_row + a_weight * task.tables.dim)
 
 
-def _as_torchrec_sees(task: Task, setup: Setup) -> Tables:
+def torchrec_tables(task: Task, setup: Setup) -> Tables:
+    """A task's tables as TorchRec sees them: pooled, one feature each, ids without weights, in the fused kernel."""
     tables, n = task.tables, task.num_tables
     pooling, bags = tables.pooling.astype(np.float64), tables.bags.astype(np.float64)
     return Tables(
@@ -47,6 +48,7 @@ def _as_torchrec_sees(task: Task, setup: Setup) -> Tables:
         kernel=np.full(n, "fused"),
         cache_load_factor=np.full(n, CACHE_LOAD_FACTOR),
         prefetch_passes=np.ones(n, np.int64),
+        fetched=np.zeros(n),
         output_bytes=np.full(n, np.nan),
     )
 

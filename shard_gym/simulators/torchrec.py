@@ -4,32 +4,43 @@ TorchRec adds up what it expects of each shard of a rank, and the slowest rank i
 and nobody waits for the longest forward pass. So the makespan of an "iteration" task is that rating, to the grain of
 embeddings; of a "kernel" task it is the computation alone.
 
-The formulas are those of TorchRec 1.8's `EmbeddingPerfEstimator` for training, table-wise or in columns, fused kernels
-and unweighted ids, with the bandwidths that its `Topology` assumes for CUDA devices. Of a table with several features
-it guesses feature by feature how many bags are empty, ours takes the ids to be spread evenly over the bags. Devices of
-several speeds are ours: TorchRec knows one.
+The formulas are those of TorchRec 1.8's `EmbeddingPerfEstimator`, for all its kinds of sharding and kernels, with the
+bandwidths that its `Topology` assumes; communication is not quantised. Of a table with several features it guesses
+feature by feature how many bags are empty; a task's table is taken to have its ids spread evenly over the bags.
+Devices of several speeds are ours: TorchRec knows one.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
-from shard_gym.memory.terms import Term, ceil, least, where
+from shard_gym.errors import InvalidTask
+from shard_gym.memory.shards import CACHED, ID_BYTES, IN_UVM, Setup, Shards
+from shard_gym.memory.terms import Term, ceil, where
+from shard_gym.memory.usage import torchrec_tables
 from shard_gym.simulators.base import GRAIN, FastSimulator, Latency
 from shard_gym.task.task import Task
 
 # Bytes a millisecond, as TorchRec's planner/constants.py has them.
 HBM = 897 * 2**30 / 1e3
+DDR = 51 * 2**30 / 1e3  # of a CPU
+HOST_LINK = 32 * 2**30 / 1e3  # from the host's memory to HBM
 INSIDE_HOST = 600 * 2**30 / 1e3
 BETWEEN_HOSTS = 12.5 * 2**30 / 1e3
-ID_BYTES = 8
-LEAST_COLUMNS = 32  # narrower rows take as long to look up
+FUSED, DENSE = 1.0, 0.5  # rates of kernels, of the memory's; copies are trained by the dense one
+IN_HOST = 10.0  # kernels that read the host's memory are slower by this
+LEAST_COLUMNS = 32  # narrower rows of whole tables take as long to look up
 FULL_BLOCK, FULL_BLOCK_PENALTY = 128, 1.0  # columns that keep a whole GPU block busy
 HALF_BLOCK, HALF_BLOCK_PENALTY = 64, 1.15
 NARROW_PENALTY = 1.75
 BACKWARD = 2.0  # backward computation for one of forward
+ID_WEIGHTS = 1.1  # gradient of weighted ids, for one of forward
+COPY = 2.455  # bytes moved once more for each that an all-gather brings
+UPDATE = 9.22  # bytes moved for each of a copied table by the optimizer, which updates all rows
+NODES = 2  # an all-reduce over more hosts takes twice as long
 
 PHASES = ("fwd_compute", "fwd_comms", "bwd_compute", "bwd_comms")  # as TorchRec's Perf names them
 US = 1e3  # microseconds of a millisecond
@@ -55,33 +66,133 @@ class TorchRecPerf(FastSimulator):
 
 def table_perfs(task: Task) -> np.ndarray:
     """TorchRec's estimate of each table, or half of one, by PHASES; ms (N, 4)."""
-    tables, devices = task.tables, task.num_devices
-    pooling, bags = tables.pooling.astype(np.float64), tables.bags.astype(np.float64)
-    dim, element = Term(tables.dim.astype(np.float64)), Term(tables.element_bytes)
-    inside = ranks_per_host(task) >= devices
-    found = estimate((Term(pooling), Term(bags)), dim, element, (samples_per_rank(task), devices), inside)
-    forward, comm, _ = (step.value for step in found[-3:])
-    return np.stack([forward, comm, forward * BACKWARD, comm], axis=1)
+    setup = setup_of(task)
+    return estimate(Shards.whole(torchrec_tables(task, setup)), setup).phases[:, :4]
 
 
-def estimate(lookup: tuple[Term, Term], dim: Term, element: Term, batch: tuple[int, int], inside: bool) -> list[Term]:
-    """TorchRec's estimate of shards with all rows, step by step: the last three are forward, communication and all, ms.
+@dataclass(frozen=True, eq=False)
+class Perf:
+    """TorchRec's estimate of S shards, ms, each a term that tells how it comes about."""
 
-    `lookup` is ids and bags of a sample, `batch` samples of a rank and ranks, `inside` one host.
-    """
-    ids, bags = lookup
-    samples, ranks = Term(batch[0], "samples of a rank"), Term(batch[1], "ranks")
-    looked_up = ids * samples * ranks  # a table's device does those of all ranks
-    # bags without an id have no output to send; TorchRec sends it in the type of the weights
-    sent = (least(bags, ids) * samples * ranks * dim * element).as_step("sent")
-    rows = looked_up * where(dim.value < LEAST_COLUMNS, Term(LEAST_COLUMNS, "columns, 32 and more"), dim) * element
-    read = (ceil(looked_up * Term(ID_BYTES, "bytes of an id")) + rows + sent).as_step("read and written")
-    narrow = where(dim.value >= HALF_BLOCK, Term(HALF_BLOCK_PENALTY), Term(NARROW_PENALTY))
-    penalty = where(dim.value >= FULL_BLOCK, Term(FULL_BLOCK_PENALTY), narrow)
-    forward = (read * penalty / Term(HBM, "HBM's bytes a ms")).as_step("forward compute")
-    link = Term(INSIDE_HOST, "bytes a ms inside a host") if inside else Term(BETWEEN_HOSTS, "bytes a ms between hosts")
-    comm = (sent / link).as_step("forward comm")
-    return [sent, read, forward, comm, (forward * (1 + BACKWARD) + comm * 2).as_step("TorchRec's perf")]
+    forward_compute: Term
+    forward_comm: Term
+    backward_compute: Term
+    backward_comm: Term
+    prefetch: Term  # of rows into the cache
+    steps: tuple[Term, ...]  # bytes, phases and their sum, TorchRec's rating
+
+    @property
+    def phases(self) -> np.ndarray:
+        """Values by PHASES, then prefetch, (S, 5)."""
+        parts = self.forward_compute, self.forward_comm, self.backward_compute, self.backward_comm, self.prefetch
+        return np.stack(np.broadcast_arrays(*(part.value for part in parts)), axis=1)
+
+
+def estimate(shards: Shards, setup: Setup) -> Perf:
+    """TorchRec's estimate of shards; floats are multiplied in its order."""
+    return _Estimate(shards, setup).perf()
+
+
+class _Estimate:
+    """The numbers that several phases of the same shards need."""
+
+    def __init__(self, shards: Shards, setup: Setup) -> None:
+        table, kind = shards.of, shards.kind
+        self.table, self.setup, self.none = table, setup, Term(np.zeros(len(kind)))
+        self.by_ranks, self.by_host, self.copied = kind == "rw", np.isin(kind, ("twrw", "grid")), kind == "dp"
+        self.by_rows = self.by_ranks | self.by_host
+        self.blocks = self.by_rows | self.copied  # not all rows for all ranks
+        self.rows = Term(shards.rows.astype(np.float64), "rows")
+        self.dim = Term(shards.dim.astype(np.float64), "columns")
+        self.element = Term(table.element_bytes, "bytes of a weight")
+        self.ranks = Term(setup.world_size, "ranks")
+        sharing = where(self.by_ranks, self.ranks, Term(setup.local_world_size, "ranks of a host"))
+        self.share = where(self.by_rows, sharing, Term(1))  # of the lookups, one in so many
+        asking = where(self.copied, Term(1), self.ranks)
+        self.looked_up = table.ids / self.share * asking
+        filled = where(table.pooled, table.filled * asking, self.looked_up)
+        # bags without an id have no output to send; TorchRec sends it in the type of the weights
+        self.sent = (filled * self.dim * self.element).as_step("sent")
+        self.rate = self._rate().as_step("rate")
+
+    def perf(self) -> Perf:
+        """All phases."""
+        setup, none = self.setup, self.none
+        read, forward = self._forward()
+        once = forward * BACKWARD + where(self.table.weighted, forward * ID_WEIGHTS, none)
+        backward = (none if setup.inference else once).as_step("backward compute")
+        there, back = self._comm()
+        there, back = there.as_step("forward comm"), (none if setup.inference else back).as_step("backward comm")
+        fetched = where(self.table.kernel == "fused_uvm_caching", Term(self.table.fetched, "rows fetched"), none)
+        fetched = where(self.copied, none, fetched) / self.share
+        prefetch = (fetched * self.dim * self.element / _rate("host link", HOST_LINK)).as_step("prefetch")
+        total = (forward + there + backward + back + prefetch).as_step("TorchRec's perf")
+        steps = (self.sent, read, self.rate, forward, there, backward, back, prefetch, total)
+        return Perf(forward, there, backward, back, prefetch, steps)
+
+    def _forward(self) -> tuple[Term, Term]:
+        """Bytes of a forward pass, and its time: ids, rows and output."""
+        table, dim = self.table, self.dim
+        narrow = ~self.blocks & (dim.value < LEAST_COLUMNS)
+        columns = where(narrow, Term(LEAST_COLUMNS, "columns, 32 and more"), dim)
+        rows = self.looked_up * columns * self.element
+        ids = ceil(self.looked_up * Term(ID_BYTES, "bytes of an id"))
+        ids = where(table.weighted, ids * Term(2, "with their weights"), ids)
+        read = (ids + rows + self.sent).as_step("read and written")
+        half = where(dim.value >= HALF_BLOCK, Term(HALF_BLOCK_PENALTY), Term(NARROW_PENALTY))
+        penalty = where((dim.value >= FULL_BLOCK) | self.blocks, Term(FULL_BLOCK_PENALTY), half)
+        return read, (read * penalty / self.rate).as_step("forward compute")
+
+    def _comm(self) -> tuple[Term, Term]:
+        """Communication of the forward and of the backward pass.
+
+        All-to-alls of whole tables and columns; reduce-scatters and all-gathers of rows, in the host and then
+        between hosts where rows are a host's; nothing and an all-reduce of copies.
+        """
+        setup, inside, across = self.setup, _rate("inside a host", INSIDE_HOST), _rate("between hosts", BETWEEN_HOSTS)
+        hosts = setup.world_size // setup.local_world_size
+        over_all = self.sent / (inside if hosts == 1 else across)
+        in_host = self.sent / inside
+        if hosts > 1:
+            bags = where(self.table.pooled, self.table.filled, self.table.ids)
+            in_host += bags * Term(hosts, "hosts") * self.dim * self.element / across
+        there = where(self.by_host, in_host, over_all)
+        back = there + where(self.by_rows, self.sent * Term(COPY, "bytes copied") / self.rate, self.none)
+        return where(self.copied, self.none, there), where(self.copied, self._all_reduce(across), back)
+
+    def _all_reduce(self, across: Term) -> Term:
+        """Gradients of all rows of a copy, added up over the ranks, and the optimizer's update of all rows."""
+        local, hosts = self.setup.local_world_size, self.setup.world_size / self.setup.local_world_size
+        nodes = min(hosts, NODES)
+        size = (self.rows * self.dim * self.element).as_step("copy")
+        times = (2 if hosts > NODES else 1) * (2 * nodes - 1) / nodes
+        added_up = size * Term(times, "all-reduce") / (across * Term(local, "ranks of a host"))
+        return added_up + size * Term(UPDATE, "bytes moved") / self.rate
+
+    def _rate(self) -> Term:
+        """Bytes a millisecond of the memory as the kernel of each shard reads it."""
+        kernel, setup = self.table.kernel, self.setup
+        if setup.device == "cpu":
+            if odd := set(kernel.tolist()) & set(IN_UVM):
+                raise InvalidTask(f"a CPU has no memory but the host's: TorchRec has no kernel {min(odd)!r} there")
+            ddr = _rate("DDR", DDR)
+            return where(kernel == "dense", ddr * DENSE, ddr * FUSED)
+        hbm, link = _rate("HBM", HBM), _rate("host link", HOST_LINK)
+        load = self.table.cache_load_factor
+        cached = (Term(load, "load factor") * hbm + Term(1 - load, "rest") * link) / IN_HOST
+        fetching = (setup.pipeline == "train_prefetch_sparse_dist") & (kernel == "fused_uvm_caching")
+        in_hbm = where(kernel == "dense", hbm * DENSE, hbm * FUSED)
+        read = where(np.isin(kernel, CACHED), cached, where(np.isin(kernel, IN_UVM), link / IN_HOST, in_hbm))
+        return where(fetching, hbm * FUSED, read)
+
+
+def _rate(of: str, bytes_a_ms: float) -> Term:
+    return Term(bytes_a_ms, f"{of}, bytes a ms")
+
+
+def setup_of(task: Task, pipeline: str = "none") -> Setup:
+    """Settings of TorchRec for a task: a rank's samples, and as many ranks a host as a group of links has."""
+    return Setup(task.num_devices, samples_per_rank(task), ranks_per_host(task), pipeline=pipeline)
 
 
 def samples_per_rank(task: Task) -> int:

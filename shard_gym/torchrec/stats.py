@@ -14,17 +14,17 @@ import numpy as np
 from shard_gym.errors import InvalidTask, UnknownName
 from shard_gym.memory.shards import Feature, Setup, Shards, Table, cut, shards_of
 from shard_gym.memory.storage import storage
-from shard_gym.memory.terms import Step, Term, number
+from shard_gym.memory.terms import Step, number
 from shard_gym.plan.plan import Plan, violations
 from shard_gym.simulators import Simulator
-from shard_gym.simulators import torchrec as perf
-from shard_gym.simulators.torchrec import ranks_per_host, samples_per_rank, table_perfs
+from shard_gym.simulators.torchrec import estimate, setup_of, table_perfs
 from shard_gym.task.task import Constraints, Task
 from shard_gym.torchrec.layouts import layouts_of
 from shard_gym.torchrec.values import PHASES, Capacity, Phases, Rank, Stats, TableStats
 
 NEAR = 5  # names that are told where one is not known
 SCHEMA = "shard-gym/explanation/1"
+UNITS = {"sent": "bytes", "read and written": "bytes", "copy": "bytes", "rate": "bytes a ms"}  # of steps; else ms
 ENDLESS = 2**62  # bytes; no task fills a device of it
 
 
@@ -75,11 +75,6 @@ def plan_stats(
         problems=(*_over(ranks), *_broken(task, plan)),
         notes=notes,
     )
-
-
-def setup_of(task: Task, pipeline: str = "none") -> Setup:
-    """Settings of TorchRec for a task: a rank's samples, and as many ranks a host as a group of links has."""
-    return Setup(task.num_devices, samples_per_rank(task), ranks_per_host(task), pipeline=pipeline)
 
 
 def tables_of(task: Task, kernel: str = "fused", pooled: bool = True) -> tuple[Table, ...]:
@@ -234,8 +229,7 @@ def explain(
         each = memory.bytes.tolist()
         if any(each):
             told.append(Step(f"{where} of all shards", "", _runs(each), sum(each)))
-    if kind in ("tw", "cw") and perf_is_known(table):
-        told += perf_steps(table, sizes[0][1], setup)
+    told += perf_steps(shards, setup)
     return Explanation(name, kind, len(sizes), *sizes[0], accounting, tuple(told))
 
 
@@ -252,20 +246,11 @@ def table_index(task: Task, name: str) -> int:
     raise UnknownName("table", name, [*near, f"an index below {len(names)}"])
 
 
-def perf_is_known(table: Table) -> bool:
-    """True if the formula of `shard_gym.simulators.torchrec` is for such tables."""
-    (feature, *others) = table.features
-    plain = not others and feature.poolings == 1 and feature.batch is None
-    return plain and table.kernel == "fused" and table.pooled and not table.weighted
-
-
-def perf_steps(table: Table, columns: int, setup: Setup) -> Iterator[Step]:
-    """TorchRec's estimate of a shard with all rows and some columns."""
-    lookup = Term(table.features[0].pooling, "ids a sample"), Term(1, "bags a sample")
-    dim, element = Term(np.array([columns], np.float64), "columns"), Term(table.element_bytes, "bytes of a weight")
-    inside = setup.local_world_size >= setup.world_size
-    for term in perf.estimate(lookup, dim, element, (setup.batch, setup.world_size), inside):
-        yield Step.of(term, unit="bytes" if term.name in ("sent", "read and written") else "ms")
+def perf_steps(shards: Shards, setup: Setup) -> Iterator[Step]:
+    """TorchRec's estimate of the first shard; what comes to nothing is left out."""
+    for term in estimate(shards, setup).steps:
+        if term.at(0):
+            yield Step.of(term, unit=UNITS.get(term.name, "ms"))
 
 
 def _runs(sizes: list[int]) -> str:
