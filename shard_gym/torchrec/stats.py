@@ -15,7 +15,8 @@ from shard_gym.errors import InvalidTask, UnknownName
 from shard_gym.memory.shards import Feature, Setup, Shards, Table, cut, shards_of
 from shard_gym.memory.storage import storage
 from shard_gym.memory.terms import Step, Term, number
-from shard_gym.plan.plan import Plan, violations
+from shard_gym.plan.plan import Plan
+from shard_gym.plan.violations import violations
 from shard_gym.simulators import Simulator
 from shard_gym.simulators import torchrec as perf
 from shard_gym.simulators.torchrec import ranks_per_host, samples_per_rank, table_perfs
