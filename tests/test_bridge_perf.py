@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard_gym import Task, make_pool
-from shard_gym.simulators.torchrec import PHASES, TorchRecPerf, ranks_per_host, table_perfs
+from shard_gym.simulators.torchrec import PHASES, TorchRecPerf, table_perfs
 from shard_gym.tables.pool import GB
 from shard_gym.task.links import Links
 
@@ -25,7 +25,7 @@ def library_options(task, sharding_type, min_partition=None):
     from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 
     tables, names = task.tables, [f"t{i}" for i in range(task.num_tables)]
-    local = ranks_per_host(task)
+    local = task.devices_per_host
     topology = planner.Topology(task.num_devices, "cuda", local_world_size=local)
     poolings = [[min(2.0, bags), *[1.0] * int(bags - 2)] for bags in tables.bags.tolist()]  # bags of each feature
     constraints = {
@@ -129,4 +129,4 @@ def test_a_slower_device_computes_longer():
 @pytest.mark.parametrize(("group", "ranks"), [(0, 8), (2, 2), (3, 8), (8, 8), (16, 8)])
 def test_hosts_are_groups_that_are_all_alike(group, ranks):
     task = Task(make_pool(rows=10), (GB,) * 8, links=Links(port=1e8, group=group))
-    assert ranks_per_host(task) == ranks
+    assert task.devices_per_host == ranks

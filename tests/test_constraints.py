@@ -12,9 +12,9 @@ from shard_gym import Constraints, Plan, Task, make_pool, simulators, suites
 from shard_gym.envs.bank import Bank
 from shard_gym.errors import InfeasibleTask
 from shard_gym.plan.feasibility import first_fit_decreasing
-from shard_gym.plan.plan import violations
 from shard_gym.plan.random_plans import random_placements
 from shard_gym.plan.rules import Rules
+from shard_gym.plan.violations import violations
 from shard_gym_agents import make, names, options
 from shard_gym_agents.learners import LEARNERS
 from shard_gym_agents.learners.trained import shipped

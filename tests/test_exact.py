@@ -13,7 +13,7 @@ from shard_gym import Constraints, Plan, Task, make_pool, simulators, suites
 from shard_gym.errors import InfeasibleTask, InvalidTask, MissingDependency, UnknownName
 from shard_gym.memory.usage import device_bytes, table_bytes
 from shard_gym.plan.feasibility import disproof, quick
-from shard_gym.plan.plan import violations
+from shard_gym.plan.violations import violations
 from shard_gym.results.evaluate import score
 from shard_gym.simulators.base import counted
 from shard_gym.task.links import Links

@@ -11,7 +11,7 @@ from shard_gym import Constraints, Task, make_pool, simulators, suites
 from shard_gym.bounds.bounds import lower_bound
 from shard_gym.envs.env import ShardingEnv
 from shard_gym.errors import InvalidTask, UnknownName
-from shard_gym.plan.plan import violations
+from shard_gym.plan.violations import violations
 from shard_gym.results.evaluate import evaluate, score
 from shard_gym_agents import make
 from shard_gym_agents.solvers import greedy

@@ -11,7 +11,7 @@ from shard_gym.errors import InfeasibleTask, InvalidPlan, InvalidTask, UnknownNa
 from shard_gym.flexshard.curves import power_law
 from shard_gym.flexshard.network import Network, network
 from shard_gym.flexshard.tiers import RowTask, SequenceTable, TieredPlan, divided, report, text, uniform_plan, worth
-from shard_gym.plan.plan import violations
+from shard_gym.plan.violations import violations
 from shard_gym.torchrec.launch import launch
 from shard_gym_agents.cli.flex import main
 from shard_gym_agents.solvers.flexshard import METHODS, solve

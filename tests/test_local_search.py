@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from shard_gym import Task, make_pool, simulators, suites
 from shard_gym.errors import InfeasibleTask, InvalidTask, SimulatorError
 from shard_gym.memory.usage import device_bytes, device_sums, table_bytes
-from shard_gym.plan.plan import check, violations
+from shard_gym.plan.plan import check
 from shard_gym.plan.random_plans import random_placements
+from shard_gym.plan.violations import violations
 from shard_gym.results.evaluate import score
 from shard_gym.simulators import Counted
 from shard_gym_agents import make

@@ -11,8 +11,8 @@ from shard_gym import Constraints, Plan, Task, make_pool
 from shard_gym.memory.usage import device_bytes, table_bytes
 from shard_gym.plan.nodes import Nodes, Options, halvings
 from shard_gym.plan.placing import Placing
-from shard_gym.plan.plan import violations
 from shard_gym.plan.rules import Rules, kept_whole
+from shard_gym.plan.violations import violations
 
 
 def task_of(sizes, memory, **constraints):

@@ -5,7 +5,8 @@ import pytest
 
 from shard_gym import Constraints, Plan
 from shard_gym.errors import CorruptFile, InvalidPlan
-from shard_gym.plan.plan import check, violations
+from shard_gym.plan.plan import check
+from shard_gym.plan.violations import violations
 
 
 def test_plans_round_trip(tmp_path):

@@ -11,8 +11,8 @@ from shard_gym import Constraints, Plan, Task, make_pool, simulators, suites
 from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.memory.usage import device_bytes
 from shard_gym.plan.moves import aligned, delta
-from shard_gym.plan.plan import violations
 from shard_gym.plan.random_plans import random_placements
+from shard_gym.plan.violations import violations
 from shard_gym.results.evaluate import score
 from shard_gym_agents import make
 from tests.search_helpers import SIMULATOR, draw_task

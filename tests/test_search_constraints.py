@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shard_gym import Constraints, Plan, Task, make_pool, suites
 from shard_gym.errors import InfeasibleTask
 from shard_gym.memory.usage import device_bytes, table_bytes
-from shard_gym.plan.plan import violations
+from shard_gym.plan.violations import violations
 from shard_gym.results.evaluate import score
 from shard_gym_agents import make
 from shard_gym_agents.search.local_search import kick

@@ -16,7 +16,8 @@ from shard_gym.envs.rewards import REWARDS
 from shard_gym.envs.states import State
 from shard_gym.memory.usage import device_bytes, table_bytes
 from shard_gym.plan.nodes import MOST_HALVINGS
-from shard_gym.plan.plan import Plan, violations
+from shard_gym.plan.plan import Plan
+from shard_gym.plan.violations import violations
 from shard_gym.results.evaluate import score
 from shard_gym.task.task import Constraints
 from tests.test_env_properties import lenient, seeds, tasks

@@ -20,7 +20,7 @@ from shard_gym.tables.pool import GB
 from shard_gym.task.links import Links
 from shard_gym.task.task import Constraints
 from shard_gym.torchrec.report import limits, report, runs
-from shard_gym.torchrec.stats import plan_stats, setup_of, table_index, tables_of
+from shard_gym.torchrec.stats import plan_stats, table_index, tables_of
 from shard_gym.torchrec.values import Capacity, Reserve, imbalance
 from tests.storage_helpers import collection, constraint
 
@@ -107,7 +107,7 @@ def test_ranks_hold_what_the_task_counts(accounting, roofline):
 
 def test_every_kind_is_reported():
     task, plan = four_ranks(accounting="torchrec"), ALL_KINDS
-    stats, setup = plan_stats(task, plan, OneMsATable()), setup_of(task)
+    stats, setup = plan_stats(task, plan, OneMsATable()), Setup.of(task)
     assert setup == Setup(4, 1_000, 2)
     assert [dict(rank.shards) for rank in stats.ranks] == [
         {"dp": 1, "rw": 1, "tw": 1},
@@ -147,7 +147,7 @@ def test_ranks_are_those_of_torchrecs_own_statistics():
     tables = make_pool(rng.integers(10, 10**5, n), rng.choice([16, 64, 128], n), rng.uniform(0.2, 9, n), dtype="fp32")
     tables = tables.with_(bags=rng.choice([1, 2, 4], n))
     task = Task(tables, (GB,) * 4, "iteration", 2_000, optimizer="rowwise_adagrad", accounting="torchrec")
-    plan, setup = Plan(rng.integers(4, size=n)), setup_of(task)
+    plan, setup = Plan(rng.integers(4, size=n)), Setup.of(task)
     module, _ = collection(tables_of(task), ["RowWiseAdagrad"] * n)
     told = {f"t{i}": constraint(table, "tw", None, setup) for i, table in enumerate(tables_of(task))}
     topology = planner.Topology(4, "cuda", local_world_size=4)

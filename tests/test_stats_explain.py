@@ -12,7 +12,7 @@ from shard_gym.memory.shards import KERNELS, PIPELINES, STATES, Feature, Setup, 
 from shard_gym.simulators.torchrec import table_perfs
 from shard_gym.tables.pool import GB
 from shard_gym.task.links import Links
-from shard_gym.torchrec.stats import alone, explain, setup_of, tables_of
+from shard_gym.torchrec.stats import alone, explain, tables_of
 
 
 def worked_example():
@@ -96,7 +96,7 @@ def test_every_step_is_what_its_numbers_make(data):
 def test_explained_time_is_torchrecs(pooling, dim, dtype, hosts):
     links = Links(port=1e9, group=2) if hosts else None
     task = Task(make_pool(1000, dim, pooling, dtype=dtype), (GB,) * 4, "iteration", 4_000, links=links)
-    steps = explain(tables_of(task)[0], "tw", setup_of(task)).steps
+    steps = explain(tables_of(task)[0], "tw", Setup.of(task)).steps
     assert steps[-1].name == "TorchRec's perf"
     assert steps[-1].value == pytest.approx(table_perfs(task).sum(), rel=1e-12)
 

@@ -51,8 +51,12 @@ RICH = {  # another value for every field
     "optimizer": "adam",
     "accounting": "training",
     "splits_allowed": True,
-    "constraints": Constraints(no_split=(1,)),
+    "constraints": Constraints(pin=((1, 2),)),
     "name": "mine",
+    "kinds": ("cw",),
+    "residences": ("hbm", "uvm"),
+    "host_memory": 10,
+    "host_link": 5.0,
 }
 COLUMNS = {  # and for every column of the first table
     "rows": 70_000,
@@ -68,6 +72,7 @@ COLUMNS = {  # and for every column of the first table
 
 
 def test_every_field_decides_the_hash(tiny_task):
+    tiny_task = dataclasses.replace(tiny_task, host_memory=9)
     assert RICH.keys() | {"tables"} == {f.name for f in dataclasses.fields(Task)}
     others = [dataclasses.replace(tiny_task, **{field: value}) for field, value in RICH.items()]
     assert COLUMNS.keys() | {"reference_batch"} == {f.name for f in dataclasses.fields(tiny_task.tables)}
@@ -81,7 +86,7 @@ def test_every_field_decides_the_hash(tiny_task):
 
 
 def test_every_changed_value_in_the_json_is_refused(tiny_task):
-    tiny_task = dataclasses.replace(tiny_task, tables=tiny_task.tables.with_(bags=3.0))
+    tiny_task = dataclasses.replace(tiny_task, tables=tiny_task.tables.with_(bags=3.0), host_memory=9)
     written = json.loads(tiny_task.to_json())
     rich = json.loads(dataclasses.replace(tiny_task, **RICH).to_json())
     for field in RICH:

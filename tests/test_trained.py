@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shard_gym import Constraints, Task, make_pool, simulators, suites
 from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidTask, MissingDependency, UnknownName
-from shard_gym.plan.plan import violations
+from shard_gym.plan.violations import violations
 from shard_gym.records import tensors as card_files
 from shard_gym.results.evaluate import TRACKS, Unseen, config, score
 

@@ -19,7 +19,6 @@ import shard_gym_agents
 from shard_gym import simulators
 from shard_gym.errors import RankFailed
 from shard_gym.plan.plan import Plan
-from shard_gym.simulators.torchrec import ranks_per_host
 from shard_gym.tables.configs import Pooling
 from shard_gym.task.own import TaskSettings
 from shard_gym.task.task import Task
@@ -73,7 +72,7 @@ def plan_model(
 
     (task, plan), world = _of_first_rank(planned), _world_size()
     told = os.environ.get("LOCAL_WORLD_SIZE") if world else None  # by torchrun
-    local = int(told) if told else ranks_per_host(task)
+    local = int(told) if told else task.devices_per_host
     sharding_plan = to_torchrec(plan, task, model, world_size=world, local_world_size=local, device=device)
     return PlannedModel(task, plan, sharding_plan)
 

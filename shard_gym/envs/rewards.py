@@ -12,7 +12,8 @@ from shard_gym.envs.episodes import Prepared
 from shard_gym.envs.states import State
 from shard_gym.errors import SimulatorError
 from shard_gym.memory.usage import overshoot
-from shard_gym.plan.plan import Plan, broken_constraints
+from shard_gym.plan.plan import Plan
+from shard_gym.plan.violations import broken_constraints
 from shard_gym.simulators import Latency
 from shard_gym.task.task import Task
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from shard_gym.errors import InvalidPool, InvalidTask, UnknownName
 from shard_gym.memory.terms import Term, each, least
+from shard_gym.task import constraints
+from shard_gym.task.task import Task
 
-# The kinds of a plan, and two that only TorchRec has: columns each on a host of their own (twcw), and those shared out
-# by rows (grid).
-KINDS = ("tw", "cw", "rw", "twrw", "dp", "twcw", "grid")
+KINDS = (*constraints.KINDS, "twcw")  # those of a plan, and one that TorchRec has: columns on the devices of one host
 CACHED = ("fused_uvm_caching", "quant_uvm_caching")
 IN_UVM = ("fused_uvm", "quant_uvm", *CACHED)  # kept in the host's memory, which the device reads
 QUANTISED = ("quant", "quant_uvm", "quant_uvm_caching")
@@ -92,6 +92,12 @@ class Setup:
         if self.batch < 1 or local < 1 or self.world_size % local:
             raise InvalidTask(f"a setup needs samples, and hosts with the same number of ranks each, got {self}")
 
+    @classmethod
+    def of(cls, task: Task, pipeline: str = "none") -> Setup:
+        """The settings of a task: a rank's samples, rounded up, and as many ranks a host as its links say."""
+        batch = -(-task.batch // task.num_devices)
+        return cls(task.num_devices, batch, task.devices_per_host, pipeline=pipeline)
+
 
 @dataclass(frozen=True, eq=False)
 class Tables:
@@ -126,6 +132,28 @@ class Tables:
             columns[name] = np.array([getattr(t, name) for t in tables])
         return cls(**columns)
 
+    @classmethod
+    def of_task(cls, task: Task) -> Tables:
+        """A task's tables: pooled, in the device's memory, their ids without weights, spread evenly over the bags."""
+        tables, n, batch = task.tables, task.num_tables, Setup.of(task).batch
+        pooling, bags = tables.pooling.astype(np.float64), tables.bags.astype(np.float64)
+        return cls(
+            rows=tables.rows,
+            dim=tables.dim.astype(np.int64),
+            element_bytes=tables.element_bytes,
+            ids=Term(pooling * batch),
+            bags=Term(bags * batch),
+            filled=Term(np.minimum(bags, pooling) * batch),
+            pooled=np.full(n, True),
+            weighted=np.full(n, False),
+            optimizer=np.full(n, task.optimizer),
+            kernel=np.full(n, "fused"),
+            cache_load_factor=np.full(n, CACHE_LOAD_FACTOR),
+            prefetch_passes=np.ones(n, np.int64),
+            fetched=np.zeros(n),
+            output_bytes=np.full(n, np.nan),
+        )
+
     def take(self, table: np.ndarray) -> Tables:
         """The tables at these places, repeats are legal."""
         return Tables(**{name: column[table] for name, column in vars(self).items()})
@@ -140,11 +168,21 @@ class Shards:
     rows: np.ndarray  # of the shard
     dim: np.ndarray
     of: Tables  # (S,), the table of each shard
+    device: np.ndarray  # that holds the shard; -1 where it is cut, but not placed
+    row: np.ndarray  # the shard's first; -1 where only its size is known
+    column: np.ndarray
 
     @classmethod
     def whole(cls, tables: Tables) -> Shards:
-        """Every table table-wise: one shard, which is all of it."""
-        return cls(np.arange(len(tables.rows)), np.full(len(tables.rows), "tw"), tables.rows, tables.dim, tables)
+        """Every table table-wise: one shard, which is all of it; not placed."""
+        n = len(tables.rows)
+        first = np.zeros(n, np.int64)
+        return cls(np.arange(n), np.full(n, "tw"), tables.rows, tables.dim, tables, np.full(n, -1), first, first)
+
+    def take(self, shards: np.ndarray) -> Shards:
+        """The shards at these places, or where a mask is true."""
+        columns = {name: column[shards] for name, column in vars(self).items() if name != "of"}
+        return Shards(of=self.of.take(shards), **columns)
 
 
 def cut(
@@ -189,7 +227,8 @@ def shards_of(
     counts = [len(of_table) for of_table in sizes]
     table = np.repeat(np.arange(len(tables)), counts)
     rows, dim = np.array([size for of_table in sizes for size in of_table], np.int64).reshape(-1, 2).T
-    return Shards(table, np.repeat(np.array(kinds), counts), rows, dim, Tables.of(tables, setup).take(table))
+    of, unknown = Tables.of(tables, setup).take(table), np.full(len(table), -1)
+    return Shards(table, np.repeat(np.array(kinds), counts), rows, dim, of, unknown, unknown, unknown)
 
 
 def _looked_up(table: Table, batch: int) -> tuple[Term, Term, Term]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from shard_gym.memory.shards import CACHE_LOAD_FACTOR, STATES, Setup, Shards, Tables
-from shard_gym.memory.storage import storage
-from shard_gym.memory.terms import Term
+from shard_gym.memory.shards import STATES, Setup, Shards, Tables
+from shard_gym.memory.storage import Storage, storage
 from shard_gym.task.task import OF_A_BATCH, Task
 
 
@@ -19,8 +18,7 @@ def table_bytes(task: Task) -> np.ndarray:
     bags, and ranks to have the same number of samples each, rounded up. A split table's piece is a table of its own.
     """
     if task.accounting in OF_A_BATCH:
-        setup = Setup(task.num_devices, batch=-(-task.batch // task.num_devices))
-        return storage(Shards.whole(torchrec_tables(task, setup)), setup, task.accounting).hbm.bytes
+        return shard_storage(task, Shards.whole(Tables.of_task(task))).hbm.bytes
     weights = task.tables.weight_bytes
     return weights if task.accounting == "weights" else weights + optimizer_bytes(task)
 
@@ -31,26 +29,18 @@ def optimizer_bytes(task: Task) -> np.ndarray:
     return task.tables.rows * (a_row + a_weight * task.tables.dim)
 
 
-def torchrec_tables(task: Task, setup: Setup) -> Tables:
-    """A task's tables as TorchRec sees them: pooled, one feature each, ids without weights, in the fused kernel."""
-    tables, n = task.tables, task.num_tables
-    pooling, bags = tables.pooling.astype(np.float64), tables.bags.astype(np.float64)
-    return Tables(
-        rows=tables.rows,
-        dim=tables.dim.astype(np.int64),
-        element_bytes=tables.element_bytes,
-        ids=Term(pooling * setup.batch),
-        bags=Term(bags * setup.batch),
-        filled=Term(np.minimum(bags, pooling) * setup.batch),
-        pooled=np.full(n, True),
-        weighted=np.full(n, False),
-        optimizer=np.full(n, task.optimizer),
-        kernel=np.full(n, "fused"),
-        cache_load_factor=np.full(n, CACHE_LOAD_FACTOR),
-        prefetch_passes=np.ones(n, np.int64),
-        fetched=np.zeros(n),
-        output_bytes=np.full(n, np.nan),
+def shard_storage(task: Task, shards: Shards) -> Storage:
+    """Bytes of shards in the device's memory and in its host's, by the task's accounting."""
+    return storage(shards, Setup.of(task), task.accounting)
+
+
+def bytes_used(task: Task, shards: Shards) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes that shards take of each device's memory and of its part of its host's, (K,) int64 both."""
+    found = shard_storage(task, shards)
+    hbm, ddr = (
+        np.bincount(shards.device, memory.bytes, task.num_devices).astype(np.int64) for memory in (found.hbm, found.ddr)
     )
+    return hbm, ddr
 
 
 def device_sums(values: np.ndarray, placements: np.ndarray, num_devices: int) -> np.ndarray:

@@ -8,7 +8,8 @@ import numpy as np
 
 from shard_gym.errors import InvalidPlan, InvalidTask
 from shard_gym.memory.usage import optimizer_bytes
-from shard_gym.plan.plan import Plan, check, violations
+from shard_gym.plan.plan import Plan, check
+from shard_gym.plan.violations import violations
 from shard_gym.task.links import Links
 from shard_gym.task.task import Task
 

@@ -4,33 +4,50 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from shard_gym.errors import CorruptFile, InvalidPlan, InvalidTask
-from shard_gym.memory.usage import device_bytes
+from shard_gym.memory.shards import CACHE_LOAD_FACTOR
 from shard_gym.records.files import read_json, write_whole
 from shard_gym.records.numbers import whole
-from shard_gym.task.task import Constraints, Task
+from shard_gym.task.constraints import KINDS
+from shard_gym.task.task import RESIDENCES, Task
 
 SCHEMA = "shard-gym/plan/1"
-KINDS = ("tw", "cw", "rw", "twrw", "dp")
+SCHEMA_2 = "shard-gym/plan/2"  # of plans that the first schema cannot say
+SHARES = {"hbm": 1.0, "uvm": 0.0, "cached": CACHE_LOAD_FACTOR}  # of the rows in the device's memory, unless told
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`device[i]` holds table i of `task.split(splits)`; -1 while it is not placed.
+    """`device[i]` holds table i of `task.split(splits)`, a piece; -1 while it is not placed.
 
-    `kind` and `devices` are for tables that several devices share; empty means table-wise everywhere.
+    `kind` and `devices` are for pieces that several devices share; empty means table-wise everywhere:
+
+    | kind | the piece | its devices |
+    |---|---|---|
+    | tw | a whole table, or the columns that splits left of it | one |
+    | cw | the same, its columns cut once more into equal parts | one for each part |
+    | rw | a whole table, its rows in equal blocks | all |
+    | twrw | the same | all of one host |
+    | grid | a whole table or columns of it, cut into equal parts by columns, each part's rows into blocks | \
+all of one host for each part |
+    | dp | a whole table, copied | all |
+
+    `residence` and `share` say where the rows of a piece live and which share of them is in the device's memory; empty
+    means in the device's memory, all of them.
     """
 
     device: tuple[int, ...]
     splits: tuple[int, ...] = ()  # tables whose columns are halved, in order, as Task.split takes them
     kind: tuple[str, ...] = ()
-    devices: tuple[tuple[int, ...], ...] = ()  # all devices of each table
+    devices: tuple[tuple[int, ...], ...] = ()  # all devices of each piece
+    residence: tuple[str, ...] = ()  # of each piece, one of RESIDENCES
+    share: tuple[float, ...] = ()  # of each piece; that of a cached one is 0.2 unless told
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", _ints("device", self.device))
@@ -42,6 +59,23 @@ class Plan:
         object.__setattr__(self, "devices", tuple(each))
         if kind or devices:
             self._check_kinds(n)
+        self._settle_residence(n)
+
+    def _settle_residence(self, n: int) -> None:
+        residence, share = _sequence("residence", self.residence), _sequence("share", self.share)
+        object.__setattr__(self, "residence", residence or ("hbm",) * n)
+        if bad := [r for r in residence if r not in RESIDENCES]:
+            raise InvalidPlan(f"unknown residence {bad[0]!r:.40}; choose from {', '.join(RESIDENCES)}")
+        usual = tuple(SHARES[r] for r in self.residence)
+        object.__setattr__(self, "share", _floats("share", share) or usual)
+        if not len(self.residence) == len(self.share) == n:
+            raise InvalidPlan(
+                f"{n} pieces need {n} residences and shares, got {len(self.residence)}, {len(self.share)}"
+            )
+        for i, (where, told, needed) in enumerate(zip(self.residence, self.share, usual, strict=True)):
+            if not (0 < told <= 1 if where == "cached" else told == needed):
+                wanted = "more than 0 and at most 1" if where == "cached" else f"{needed:g}"
+                raise InvalidPlan(f"table {i} is {where}: its share of rows in device memory is {wanted}, got {told:g}")
 
     def _check_kinds(self, n: int) -> None:
         if not len(self.kind) == len(self.devices) == n:
@@ -58,26 +92,46 @@ class Plan:
         return cls((-1,) * (task.num_tables + len(splits)), splits)
 
     def place(self, table: int, device: int) -> Plan:
-        """Plan with one more table on a device."""
-        return Plan((*self.device[:table], device, *self.device[table + 1 :]), self.splits)
+        """Plan with one more table on a device, whole."""
+        one = {"device": device, "kind": "tw", "devices": (device,)}
+        columns = {name: getattr(self, name) for name in one}
+        return replace(self, **{n: (*c[:table], one[n], *c[table + 1 :]) for n, c in columns.items()})
+
+    @property
+    def table_wise(self) -> bool:
+        """True if every piece is of kind tw on one device, and in its memory."""
+        return self._one_device and set(self.residence) <= {"hbm"}
+
+    @property
+    def _one_device(self) -> bool:
+        return set(self.kind) <= {"tw"} and all(len(devices) == 1 for devices in self.devices)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, schema `shard-gym/plan/1`; kinds and devices only where they say more than `device`."""
-        data: dict[str, Any] = {"schema": SCHEMA, "device": list(self.device)}
+        """JSON-ready, schema `shard-gym/plan/1`, or `/2` where that cannot say it.
+
+        Kinds and devices are written only where they say more than `device`, residences and shares where a piece is
+        not in the device's memory.
+        """
+        outside = set(self.residence) - {"hbm"}
+        data: dict[str, Any] = {"schema": SCHEMA_2 if outside or "grid" in self.kind else SCHEMA}
+        data["device"] = list(self.device)
         if self.splits:
             data["splits"] = list(self.splits)
-        if set(self.kind) - {"tw"} or any(len(d) > 1 for d in self.devices):
+        if not self._one_device:
             data |= {"kind": list(self.kind), "devices": [list(d) for d in self.devices]}
+        if outside:
+            data |= {"residence": list(self.residence), "share": list(self.share)}
         return data
 
     @classmethod
     def from_dict(cls, data: Any) -> Plan:
         """Read what `to_dict` wrote."""
-        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-            raise CorruptFile(f"not a plan of schema {SCHEMA}")
-        unknown = data.keys() - {"schema", "device", "splits", "kind", "devices"}
-        if unknown or "device" not in data:
-            raise CorruptFile(f"a plan has device, splits, kind and devices, got {sorted(data.keys() - {'schema'})}")
+        if not isinstance(data, dict) or data.get("schema") not in (SCHEMA, SCHEMA_2):
+            raise CorruptFile(f"not a plan of schema {SCHEMA} or {SCHEMA_2}")
+        known = ["device", "splits", "kind", "devices"]
+        known += ["residence", "share"] if data["schema"] == SCHEMA_2 else []
+        if "device" not in data or data.keys() - {"schema", *known}:
+            raise CorruptFile(f"a plan has {', '.join(known)}, got {sorted(data.keys() - {'schema'})}")
         try:
             return cls(**{key: value for key, value in data.items() if key != "schema"})
         except InvalidPlan as error:
@@ -98,66 +152,28 @@ class Plan:
 
 def check(task: Task, plan: Any) -> Task:
     """Refuse a plan that does not place every table of `task`; returns the task after the plan's splits."""
+    pieces(task, plan)
+    return task.split(plan.splits)
+
+
+def pieces(task: Task, plan: Any) -> tuple[list[int], list[int], list[int]]:
+    """Table, first column and number of columns of each piece of a plan, if it places all of them on devices."""
     if not isinstance(plan, Plan):
         raise InvalidPlan(f"a solver returns a shard_gym.Plan, got {type(plan).__name__}")
     if plan.splits and not task.splits_allowed:
         raise InvalidPlan("this task does not allow splits")
     try:
-        tables = task.split(plan.splits)
+        found = task.pieces(plan.splits)
     except InvalidTask as error:
         raise InvalidPlan(str(error)) from error
-    if len(plan.device) != tables.num_tables:
-        raise InvalidPlan(f"{tables.num_tables} tables need a device each, the plan has {len(plan.device)}")
+    if len(plan.device) != len(found[0]):
+        raise InvalidPlan(f"{len(found[0])} tables need a device each, the plan has {len(plan.device)}")
     for i, devices in enumerate(plan.devices):
         for d in devices:
             if not 0 <= d < task.num_devices:
                 where = "is not placed" if d == -1 else f"is on device {d}"
                 raise InvalidPlan(f"table {i} {where}; devices are 0..{task.num_devices - 1}")
-    return tables
-
-
-def violations(task: Task, plan: Plan, tables: Task | None = None) -> list[str]:
-    """Reasons why a valid plan cannot be used, in words: memory, then constraints; empty when it can.
-
-    `tables` is what `check` returned, if it was called already.
-    """
-    return [*over_memory(task, plan, tables), *broken_constraints(task, plan)]
-
-
-def over_memory(task: Task, plan: Plan, tables: Task | None = None) -> list[str]:
-    """Devices that a valid plan puts more on than they hold, in words; arguments as for `violations`."""
-    tables = check(task, plan) if tables is None else tables
-    if set(plan.kind) - {"tw"} or any(len(devices) != 1 for devices in plan.devices):
-        raise InvalidPlan("only table-wise plans can be judged: one device a table, kind 'tw'")
-    used = device_bytes(tables, np.array(plan.device))
-    return [
-        f"device {d} needs {used[d]:,} bytes of {task.memory[d]:,} ({used[d] - task.memory[d]:,} too many)"
-        for d in np.flatnonzero(used > task.capacity)
-    ]
-
-
-def broken_constraints(task: Task, plan: Plan) -> list[str]:
-    """Constraints of the task that a valid plan breaks, in words."""
-    c = task.constraints
-    if c == Constraints():
-        return []
-    shards: dict[int, set[int]] = {}
-    source = list(range(task.num_tables))
-    for i in plan.splits:
-        source.append(source[i])
-    for table, devices in zip(source, plan.devices, strict=True):
-        shards.setdefault(table, set()).update(devices)
-    broken = [f"table {t} is pinned to device {d}" for t, d in c.pin if shards[t] != {d}]
-    broken += [f"tables {g} must be together" for g in c.together if len(set().union(*(shards[t] for t in g))) > 1]
-    for group in c.apart:
-        placed = [d for t in group for d in shards[t]]
-        if len(placed) != len(set(placed)):
-            broken.append(f"tables {group} must be apart")
-    if c.max_moves is not None:
-        moves = sum(shards[t] != {d} for t, d in enumerate(c.base))
-        if moves > c.max_moves:
-            broken.append(f"{moves} tables move, at most {c.max_moves} may")
-    return broken
+    return found
 
 
 def _ints(field: str, values: Any) -> tuple[int, ...]:
@@ -176,3 +192,12 @@ def _sequence(field: str, values: Any) -> tuple[Any, ...]:
     if not (array or isinstance(values, Sequence)) or isinstance(values, str | bytes):
         raise InvalidPlan(f"{field} must be a sequence, got {values!r:.80}")
     return tuple(values)
+
+
+def _floats(field: str, values: tuple[Any, ...]) -> tuple[float, ...]:
+    try:
+        if any(isinstance(value, bool | str) for value in values):
+            raise TypeError
+        return tuple(map(float, values))
+    except (TypeError, ValueError) as error:
+        raise InvalidPlan(f"{field} must be a flat sequence of numbers, got {values!r:.80}") from error

@@ -17,7 +17,8 @@ import numpy as np
 
 from shard_gym import simulators
 from shard_gym.errors import CorruptFile, InvalidPlan, ShardGymError, SimulatorError, UnknownName
-from shard_gym.plan.plan import Plan, check, violations
+from shard_gym.plan.plan import Plan, check
+from shard_gym.plan.violations import violations
 from shard_gym.results.results import BENCHMARK_VERSION, Result, read_results
 from shard_gym.simulators import FastSimulator, Latency, Simulator
 from shard_gym.simulators.base import counted
@@ -73,7 +74,7 @@ class Unseen(FastSimulator):
 def score(task: Task, plan: Plan, judge: Simulator) -> Score:
     """Latency of a complete plan by the judge; what cannot be judged raises InvalidPlan."""
     tables = check(task, plan)
-    broken = violations(task, plan, tables)
+    broken = violations(task, plan)
     latency = judge.latency(tables, np.array(plan.device))
     makespan, balance = float(latency.makespan(task.objective)), float(latency.balance)
     if not math.isfinite(makespan):

@@ -12,15 +12,13 @@ Devices of several speeds are ours: TorchRec knows one.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from shard_gym.errors import InvalidTask
-from shard_gym.memory.shards import CACHED, ID_BYTES, IN_UVM, Setup, Shards
+from shard_gym.memory.shards import CACHED, ID_BYTES, IN_UVM, Setup, Shards, Tables
 from shard_gym.memory.terms import Term, ceil, where
-from shard_gym.memory.usage import torchrec_tables
 from shard_gym.simulators.base import GRAIN, FastSimulator, Latency
 from shard_gym.task.task import Task
 
@@ -66,8 +64,7 @@ class TorchRecPerf(FastSimulator):
 
 def table_perfs(task: Task) -> np.ndarray:
     """TorchRec's estimate of each table, or half of one, by PHASES; ms (N, 4)."""
-    setup = setup_of(task)
-    return estimate(Shards.whole(torchrec_tables(task, setup)), setup).phases[:, :4]
+    return estimate(Shards.whole(Tables.of_task(task)), Setup.of(task)).phases[:, :4]
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,19 +185,3 @@ class _Estimate:
 
 def _rate(of: str, bytes_a_ms: float) -> Term:
     return Term(bytes_a_ms, f"{of}, bytes a ms")
-
-
-def setup_of(task: Task, pipeline: str = "none") -> Setup:
-    """Settings of TorchRec for a task: a rank's samples, and as many ranks a host as a group of links has."""
-    return Setup(task.num_devices, samples_per_rank(task), ranks_per_host(task), pipeline=pipeline)
-
-
-def samples_per_rank(task: Task) -> int:
-    """The batch size that TorchRec is told, which is one rank's."""
-    return math.ceil(task.batch / task.num_devices)
-
-
-def ranks_per_host(task: Task) -> int:
-    """The task's groups of devices, where there are several and all alike; else all devices."""
-    group = 0 if task.links is None else task.links.group
-    return group if group and task.num_devices % group == 0 else task.num_devices

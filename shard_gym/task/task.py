@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 from shard_gym.errors import CorruptFile, InvalidTask, ShardGymError, UnknownName
 from shard_gym.records.numbers import whole
 from shard_gym.tables.pool import EXACT, REFERENCE_BATCH, TablePool
+from shard_gym.task.constraints import BY_HOST, KINDS, OF_COLUMNS, OF_ONE, Constraints, known_kinds
 from shard_gym.task.links import Links
 
 OBJECTIVES = ("kernel", "iteration")
@@ -22,35 +23,11 @@ OPTIMIZERS = ("sgd", "rowwise_adagrad", "adam")
 # what fills a device: weights alone, with the optimizer's state, all that TorchRec's planner counts, all that there is
 ACCOUNTINGS = ("weights", "training", "torchrec", "true")
 OF_A_BATCH = ("torchrec", "true")  # accountings that count the input and output of a batch
+RESIDENCES = ("hbm", "uvm", "cached")  # rows in the device's memory, in its host's, there with a cache of some of them
+CACHE_SHARES = (0.1, 0.2, 0.4)  # of the rows of a cached table, that solvers and environments choose from
 SCHEMA = "shard-gym/task/1"
+SCHEMA_2 = "shard-gym/task/2"  # of tasks that the first schema cannot say
 _COLUMNS = ("rows", "dim", "pooling", "distinct", "uses", "accesses")
-
-
-@dataclass(frozen=True)
-class Constraints:
-    """Rules that a plan must keep besides memory; tables and devices by index, before any split."""
-
-    pin: tuple[tuple[int, int], ...] = ()  # (table, device)
-    together: tuple[tuple[int, ...], ...] = ()  # groups of tables on one device
-    apart: tuple[tuple[int, ...], ...] = ()  # groups of tables on different devices
-    no_split: tuple[int, ...] = ()
-    base: tuple[int, ...] = ()  # the plan in use, one device a table
-    max_moves: int | None = None  # tables that may leave their device in `base`
-
-    def __post_init__(self) -> None:
-        try:
-            for name in ("pin", "together", "apart"):
-                object.__setattr__(self, name, tuple(_wholes(group) for group in getattr(self, name)))
-            for name in ("no_split", "base"):
-                object.__setattr__(self, name, _wholes(getattr(self, name)))
-            if self.max_moves is not None:
-                object.__setattr__(self, "max_moves", whole(self.max_moves))
-        except TypeError as error:
-            raise InvalidTask(f"constraints name tables and devices by whole numbers: {error}") from error
-        if bad := [pin for pin in self.pin if len(pin) != 2]:
-            raise InvalidTask(f"a pin is a table and its device, got {bad[0]}")
-        if self.max_moves is not None and self.max_moves < 0:
-            raise InvalidTask(f"max_moves must not be negative, got {self.max_moves}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +45,10 @@ class Task:
     splits_allowed: bool = False
     constraints: Constraints = field(default_factory=Constraints)
     name: str = ""
+    kinds: tuple[str, ...] = ()  # of sharding that tables may have; () means tw, and cw where splits are allowed
+    residences: tuple[str, ...] = ("hbm",)  # where rows may live
+    host_memory: int = 0  # bytes of its host's memory that are left for the tables of each device
+    host_link: float | None = None  # bytes a millisecond of each device to it; None: that of the simulator's preset
 
     def __post_init__(self) -> None:
         try:
@@ -82,6 +63,8 @@ class Task:
         if not isinstance(self.splits_allowed, bool | np.bool_):
             raise InvalidTask(f"splits_allowed is True or False, got {self.splits_allowed!r:.80}")
         object.__setattr__(self, "splits_allowed", bool(self.splits_allowed))
+        _settle_kinds(self)
+        _settle_host(self)
         _check(self)
 
     @property
@@ -93,6 +76,22 @@ class Task:
     def num_devices(self) -> int:
         """Devices to place them on."""
         return len(self.memory)
+
+    @property
+    def kinds_allowed(self) -> tuple[str, ...]:
+        """Kinds of sharding that tables may have, in the order of KINDS."""
+        return self.kinds or OF_ONE[: 1 + self.splits_allowed]
+
+    def kinds_of(self, table: int) -> tuple[str, ...]:
+        """Kinds that one table may have: those that constraints leave of the task's."""
+        told, whole = dict(self.constraints.kinds).get(table, KINDS), table in self.constraints.no_split
+        return tuple(k for k in self.kinds_allowed if k in told and not (whole and k in OF_COLUMNS))
+
+    @property
+    def devices_per_host(self) -> int:
+        """Devices of a group of links, where all groups are alike; else all of them are one host's."""
+        group = 0 if self.links is None else self.links.group
+        return group if group and self.num_devices % group == 0 else self.num_devices
 
     @cached_property
     def capacity(self) -> np.ndarray:
@@ -107,7 +106,7 @@ class Task:
     @cached_property
     def hash(self) -> str:
         """Content hash, the same on every machine."""
-        digest = hashlib.sha256(SCHEMA.encode())
+        digest = hashlib.sha256(self._schema.encode())
         for column in _columns(self.tables):
             array = getattr(self.tables, column)
             digest.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
@@ -129,7 +128,17 @@ class Task:
         """
         if not len(splits):
             return self
-        source, dim, name = list(range(self.num_tables)), self.tables.dim.tolist(), list(self.tables.name)
+        source, _, dim = self.pieces(splits)
+        name = list(self.tables.name)
+        for i in splits:
+            name[i], half = f"{name[i]}/0", f"{name[i]}/1"
+            name.append(half)
+        tables = self.tables.take(source).with_(dim=np.array(dim, np.int32), name=tuple(name))
+        return replace(self, tables=tables, constraints=Constraints(), splits_allowed=self.splits_allowed)
+
+    def pieces(self, splits: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+        """Table, first column and number of columns of each piece that splits leave, as `split` takes them."""
+        source, first, dim = list(range(self.num_tables)), [0] * self.num_tables, self.tables.dim.tolist()
         for i in splits:
             if not 0 <= i < len(source):
                 raise InvalidTask(f"split names table {i}, but there are {len(source)}")
@@ -139,30 +148,29 @@ class Task:
                 raise InvalidTask(f"table {source[i]} must not be split")
             dim[i] //= 2
             source.append(source[i])
+            first.append(first[i] + dim[i])
             dim.append(dim[i])
-            name[i], half = f"{name[i]}/0", f"{name[i]}/1"
-            name.append(half)
-        tables = self.tables.take(source).with_(dim=np.array(dim, np.int32), name=tuple(name))
-        return replace(self, tables=tables, constraints=Constraints(), splits_allowed=self.splits_allowed)
+        return source, first, dim
 
     def computation(self, devices: int = 1) -> Task:
         """The task of computation alone: on devices of speed 1, whatever their memory and the constraints."""
-        return replace(self, memory=(1,) * devices, speed=(), objective="kernel", constraints=Constraints())
+        alone = replace(self, kinds=(), residences=("hbm",), constraints=Constraints())
+        return replace(alone, memory=(1,) * devices, speed=(), objective="kernel")
 
     def to_json(self) -> str:
-        """The whole task as JSON, schema `shard-gym/task/1`."""
+        """The whole task as JSON, schema `shard-gym/task/1`, or `/2` where that cannot say it."""
         columns: dict[str, Any] = {c: getattr(self.tables, c).tolist() for c in _columns(self.tables)}
         columns |= {"name": self.tables.name, "dtype": self.tables.dtype}
         columns["reference_batch"] = self.tables.reference_batch
-        return json.dumps({"schema": SCHEMA, "hash": self.hash, "tables": columns, **self._scalars()})
+        return json.dumps({"schema": self._schema, "hash": self.hash, "tables": columns, **self._scalars()})
 
     @classmethod
     def from_json(cls, text: str) -> Task:
         """Read what `to_json` wrote; refuses text whose hash does not match its content."""
         try:
             data = json.loads(text)
-            if data.pop("schema") != SCHEMA:
-                raise CorruptFile(f"not a task of schema {SCHEMA}")
+            if data.pop("schema") not in (SCHEMA, SCHEMA_2):
+                raise CorruptFile(f"not a task of schema {SCHEMA} or {SCHEMA_2}")
             written = data.pop("hash")
             data["tables"] = TablePool(**data["tables"])
             data["links"] = None if data["links"] is None else Links(**_finite(data["links"], math.inf))
@@ -179,7 +187,18 @@ class Task:
     def _scalars(self) -> dict[str, Any]:
         keys = ("objective", "batch", "optimizer", "accounting", "splits_allowed", "name", "memory", "speed")
         links = None if self.links is None else _finite(asdict(self.links), None)
-        return {k: getattr(self, k) for k in keys} | {"links": links, "constraints": asdict(self.constraints)}
+        told = {k: getattr(self, k) for k in keys} | {"links": links, "constraints": self.constraints.to_dict()}
+        return told | self._news()
+
+    def _news(self) -> dict[str, Any]:
+        """Settings that the first schema did not have, where they are told: they enter hash and JSON only then."""
+        unless = {"kinds": (), "residences": ("hbm",), "host_memory": 0, "host_link": None}
+        return {name: value for name, usual in unless.items() if (value := getattr(self, name)) != usual}
+
+    @property
+    def _schema(self) -> str:
+        precise = self.tables.pooling.dtype != np.float32
+        return SCHEMA_2 if precise or self.constraints.kinds or self._news() else SCHEMA
 
 
 def _columns(tables: TablePool) -> tuple[str, ...]:
@@ -192,8 +211,35 @@ def _finite(values: dict[str, Any], unbounded: float | None) -> dict[str, Any]:
     return {k: unbounded if v is None or v == math.inf else v for k, v in values.items()}
 
 
-def _wholes(values: Iterable[Any]) -> tuple[int, ...]:
-    return tuple(whole(value) for value in values)
+def _settle_kinds(task: Task) -> None:
+    """Allow splits where kinds need them, and the other way round; leave out kinds that say no more than that."""
+    kinds = known_kinds(task.kinds)
+    if set(kinds) & set(OF_COLUMNS):
+        object.__setattr__(task, "splits_allowed", True)
+    elif kinds and task.splits_allowed:
+        kinds = known_kinds((*kinds, "cw"))
+    object.__setattr__(task, "kinds", () if kinds in (OF_ONE[:1], OF_ONE) else kinds)
+
+
+def _settle_host(task: Task) -> None:
+    told = (task.residences,) if isinstance(task.residences, str) else tuple(task.residences)
+    if unknown := [residence for residence in told if residence not in RESIDENCES]:
+        raise UnknownName("residence", unknown[0], RESIDENCES)
+    object.__setattr__(task, "residences", tuple(r for r in RESIDENCES if r in told))
+    try:
+        object.__setattr__(task, "host_memory", whole(task.host_memory))
+        if task.host_link is not None:
+            object.__setattr__(task, "host_link", float(task.host_link))
+    except (TypeError, ValueError) as error:
+        raise InvalidTask(f"host_memory is whole bytes, host_link bytes a millisecond: {error}") from error
+    if not 0 <= task.host_memory < 2**63:
+        raise InvalidTask(f"host_memory is bytes of each device, below 2**63 and not negative, got {task.host_memory}")
+    if task.host_link is not None and not 0 < task.host_link < math.inf:
+        raise InvalidTask(f"host_link must be a positive number of bytes a millisecond, got {task.host_link}")
+    if not task.residences:
+        raise InvalidTask(f"rows live somewhere: name one or more of {', '.join(RESIDENCES)}")
+    if (there := [r for r in task.residences if r != "hbm"]) and not task.host_memory:
+        raise InvalidTask(f"residence {there[0]} keeps rows in the host's memory: tell host_memory, bytes a device")
 
 
 def _check(task: Task) -> None:
@@ -207,7 +253,8 @@ def _check(task: Task) -> None:
     for kind, valid in (("objective", OBJECTIVES), ("optimizer", OPTIMIZERS), ("accounting", ACCOUNTINGS)):
         if getattr(task, kind) not in valid:
             raise UnknownName(kind, getattr(task, kind), valid)
-    _check_constraints(task)
+    task.constraints.check(task.num_tables, task.num_devices)
+    _check_kinds(task)
 
 
 def _check_memory(task: Task) -> None:
@@ -230,32 +277,29 @@ def _buffer_bytes(task: Task) -> np.ndarray:
     return 16.0 * tables.rows + samples * (16.0 * tables.pooling + bags * (16 + 4.0 * tables.dim))
 
 
-def _check_constraints(task: Task) -> None:
+def _check_kinds(task: Task) -> None:
+    """Refuse kinds that the objective or the links give no meaning, and tables that are left without any."""
+    if task.objective == "kernel" and (shared := [k for k in task.kinds if k not in OF_ONE]):
+        raise InvalidTask(
+            f"kind {shared[0]} needs objective 'iteration': under 'kernel' communication is free, and rows on "
+            "every device would always win"
+        )
+    group = 0 if task.links is None else task.links.group
+    if (by_host := [k for k in task.kinds if k in BY_HOST]) and (not group or task.num_devices % group):
+        raise InvalidTask(
+            f"kind {by_host[0]} shares rows out to the devices of a host: tell links=Links(..., group=devices a host), "
+            f"a number that divides {task.num_devices}; it is {group}"
+        )
+    if task.kinds or task.constraints.kinds:
+        _check_kinds_left(task)
+
+
+def _check_kinds_left(task: Task) -> None:
     c = task.constraints
-    named = {t for t, _ in c.pin} | {t for group in (*c.together, *c.apart, c.no_split) for t in group}
-    if bad := {t for t in named if not 0 <= t < task.num_tables}:
-        raise InvalidTask(f"constraints name tables {sorted(bad)}, but there are {task.num_tables}")
-    if bad := ({d for _, d in c.pin} | set(c.base)) - set(range(task.num_devices)):
-        raise InvalidTask(f"constraints name devices {sorted(bad)}, but there are {task.num_devices}")
-    if (c.max_moves is not None or c.base) and len(c.base) != task.num_tables:
-        raise InvalidTask(f"max_moves needs base, one device for each of {task.num_tables} tables")
-    _check_contradictions(c, task.num_devices)
-
-
-def _check_contradictions(c: Constraints, num_devices: int) -> None:
-    """Refuse rules that no plan can keep: tables that must be together count as one, wherever one is named."""
-    one = {t: t for group in c.together for t in group}
-    for group in c.together:
-        merged = {one[t] for t in group}
-        one |= {t: min(merged) for t in one if one[t] in merged}
-    pinned: dict[int, int] = {}
-    for table, device in c.pin:
-        if pinned.setdefault(one.get(table, table), device) != device:
-            raise InvalidTask(f"table {table}, or one that must be with it, is pinned to two devices")
-    for group in c.apart:
-        apart = {one.get(t, t) for t in group}
-        devices = [pinned[t] for t in apart if t in pinned]
-        if len(apart) != len(group) or len(devices) != len(set(devices)):
-            raise InvalidTask(f"tables {group} must be apart, but other constraints put two of them on one device")
-        if len(apart) > num_devices:
-            raise InvalidTask(f"{len(apart)} tables must be apart, but there are {num_devices} devices")
+    held = {t for t, _ in c.pin} | {t for group in c.together for t in group}
+    for table in sorted({t for t, _ in c.kinds} | set(c.no_split) | held):
+        left, what = task.kinds_of(table), f"table {table} ({task.tables.name[table]!r})"
+        if not left:
+            raise InvalidTask(f"constraints leave {what} none of the task's kinds {', '.join(task.kinds_allowed)}")
+        if table in held and not set(left) & set(OF_ONE):
+            raise InvalidTask(f"{what} must be on one device, but it may only be {', '.join(left)}")

@@ -15,9 +15,10 @@ from shard_gym.errors import InvalidTask, UnknownName
 from shard_gym.memory.shards import Feature, Setup, Shards, Table, cut, shards_of
 from shard_gym.memory.storage import storage
 from shard_gym.memory.terms import Step, number
-from shard_gym.plan.plan import Plan, violations
+from shard_gym.plan.plan import Plan
+from shard_gym.plan.violations import violations
 from shard_gym.simulators import Simulator
-from shard_gym.simulators.torchrec import estimate, setup_of, table_perfs
+from shard_gym.simulators.torchrec import estimate, table_perfs
 from shard_gym.task.task import Constraints, Task
 from shard_gym.torchrec.layouts import layouts_of
 from shard_gym.torchrec.values import PHASES, Capacity, Phases, Rank, Stats, TableStats
@@ -53,7 +54,7 @@ def plan_stats(
     Bytes are counted by the task's accounting unless told. A split table's pieces are the column shards of one table,
     as TorchRec has them: under "torchrec" they take less of a row-wise state than pieces that are tables of their own.
     """
-    setup, capacity, accounting = setup or setup_of(task), capacity or Capacity(), accounting or task.accounting
+    setup, capacity, accounting = setup or Setup.of(task), capacity or Capacity(), accounting or task.accounting
     placed = plan_shards(task, plan, tables or tables_of(task), setup)
     found, notes = storage(placed.shards, setup, accounting), _not_modelled(task, placed)
     size = np.stack([found.hbm.bytes, found.ddr.bytes, found.input, found.output], axis=1)

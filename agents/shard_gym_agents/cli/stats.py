@@ -15,7 +15,7 @@ from shard_gym.records import commands
 from shard_gym.tables.pool import GB
 from shard_gym.task.task import ACCOUNTINGS, Task
 from shard_gym.torchrec.report import limits, report, reserves
-from shard_gym.torchrec.stats import alone, explain, plan_stats, setup_of, table_index, tables_of
+from shard_gym.torchrec.stats import alone, explain, plan_stats, table_index, tables_of
 from shard_gym.torchrec.values import Capacity, Reserve, kjt_bytes
 from shard_gym_agents.cli.tasks import add_constraints, add_task, constrained, task_of
 
@@ -33,7 +33,7 @@ def _answer(options: argparse.Namespace) -> str:
         options.memory_gb = options.hbm_gb  # what is left of it is worked out below
     task, _, judge = task_of(options)
     task = replace(constrained(task, options), accounting=options.accounting or task.accounting)
-    setup, tables = setup_of(task, options.pipeline), tables_of(task, options.kernel, not options.sequence)
+    setup, tables = Setup.of(task, options.pipeline), tables_of(task, options.kernel, not options.sequence)
     capacity = _capacity(options, tables, setup)
     if options.why or options.plan in (None, "-"):
         return _why(options, task, capacity)

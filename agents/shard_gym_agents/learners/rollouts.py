@@ -14,8 +14,9 @@ from shard_gym.errors import InfeasibleTask, UnknownName
 from shard_gym.plan.feasibility import dead_end
 from shard_gym.plan.nodes import Options
 from shard_gym.plan.placing import Placing
-from shard_gym.plan.plan import Plan, violations
+from shard_gym.plan.plan import Plan
 from shard_gym.plan.rules import Rules
+from shard_gym.plan.violations import violations
 from shard_gym.tables.pool import FEATURES, NUM_BINS
 from shard_gym.task.task import Task
 

@@ -26,7 +26,8 @@ from shard_gym.errors import InfeasibleTask, InvalidTask, SimulatorError, Unknow
 from shard_gym.memory.usage import device_bytes, table_bytes
 from shard_gym.plan.feasibility import Verdict, disproof, first_fit_decreasing, quick
 from shard_gym.plan.nodes import MOST_HALVINGS, Nodes, halvings
-from shard_gym.plan.plan import Plan, check, violations
+from shard_gym.plan.plan import Plan, check
+from shard_gym.plan.violations import violations
 from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.task.links import Links
 from shard_gym.task.task import Task

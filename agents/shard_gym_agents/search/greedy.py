@@ -13,7 +13,8 @@ from shard_gym.memory.usage import device_bytes
 from shard_gym.plan.feasibility import disproof
 from shard_gym.plan.nodes import Options
 from shard_gym.plan.placing import Placing
-from shard_gym.plan.plan import Plan, broken_constraints, check, violations
+from shard_gym.plan.plan import Plan, check
+from shard_gym.plan.violations import broken_constraints, violations
 from shard_gym.task.task import Task
 from shard_gym_agents.search.state import Board, Budget, Costs
 from shard_gym_agents.solvers.greedy import COSTS, CostGreedy, Greedy

@@ -12,8 +12,9 @@ import numpy as np
 from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.memory.usage import device_sums, table_bytes
 from shard_gym.plan.moves import aligned, delta, moved_bytes
-from shard_gym.plan.plan import Plan, violations
+from shard_gym.plan.plan import Plan
 from shard_gym.plan.rules import Rules
+from shard_gym.plan.violations import violations
 from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.task.task import Task
 from shard_gym_agents.search.local_search import IDLE, Auto

@@ -19,11 +19,11 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from shard_gym.errors import InfeasibleTask, InvalidTask, TimedOut, UnknownName
+from shard_gym.memory.shards import Setup
 from shard_gym.memory.usage import table_bytes
 from shard_gym.plan.feasibility import disproof
 from shard_gym.plan.plan import Plan
 from shard_gym.simulators import Simulator
-from shard_gym.simulators.torchrec import ranks_per_host, samples_per_rank
 from shard_gym.task.task import Task
 from shard_gym.torchrec.modules import require_torchrec
 from shard_gym.torchrec.plans import from_torchrec
@@ -77,7 +77,7 @@ class TorchRecPlanner:
         from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
         from torchrec.distributed.planner.types import PlannerError
 
-        topology, constraints, samples = _topology(task), self._constraints(task), samples_per_rank(task)
+        topology, constraints, samples = _topology(task), self._constraints(task), Setup.of(task).batch
         estimators = [EmbeddingPerfEstimator(topology, constraints), TaskStorage(task)]
         sharding_planner = EmbeddingShardingPlanner(
             topology=topology,
@@ -222,7 +222,7 @@ def _topology(task: Task) -> Any:
     return TopologyFactory.create_topology(
         TrainerConfig(
             world_size=task.num_devices,
-            local_world_size=ranks_per_host(task),
+            local_world_size=task.devices_per_host,
             hbm_cap_bytes=min(memory),
             additional_params=each,
         )

@@ -11,7 +11,7 @@ import numpy as np
 from shard_gym.envs import rewards
 from shard_gym.envs.vector.shelf import Shelf
 from shard_gym.envs.vector.states import Record, States
-from shard_gym.plan.plan import broken_constraints
+from shard_gym.plan.violations import broken_constraints
 from shard_gym.simulators import FastSimulator, Latency
 from shard_gym.simulators.base import costs_with
 from shard_gym.task.task import Task

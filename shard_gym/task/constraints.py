@@ -1,0 +1,101 @@
+"""Rules that a plan must keep besides memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shard_gym.errors import InvalidTask, UnknownName
+from shard_gym.records.numbers import whole
+
+# How a table becomes shards, in TorchRec's words: whole, by columns, by rows over all devices or over those of a host,
+# by columns and rows, or copied to all devices.
+KINDS = ("tw", "cw", "rw", "twrw", "grid", "dp")
+OF_COLUMNS = ("cw", "grid")  # kinds that cut columns
+OF_ONE = ("tw", "cw")  # kinds whose shards have all rows and lie on one device each
+BY_HOST = ("twrw", "grid")  # kinds whose rows are shared out to the devices of a host
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Rules that a plan must keep besides memory; tables and devices by index, before any split."""
+
+    pin: tuple[tuple[int, int], ...] = ()  # (table, device)
+    together: tuple[tuple[int, ...], ...] = ()  # groups of tables on one device
+    apart: tuple[tuple[int, ...], ...] = ()  # groups of tables on different devices
+    no_split: tuple[int, ...] = ()
+    base: tuple[int, ...] = ()  # the plan in use, one device a table
+    max_moves: int | None = None  # tables that may leave their device in `base`
+    kinds: tuple[tuple[int, tuple[str, ...]], ...] = ()  # (table, the kinds it may have); others have the task's
+
+    def __post_init__(self) -> None:
+        try:
+            for name in ("pin", "together", "apart"):
+                object.__setattr__(self, name, tuple(_wholes(group) for group in getattr(self, name)))
+            for name in ("no_split", "base"):
+                object.__setattr__(self, name, _wholes(getattr(self, name)))
+            if self.max_moves is not None:
+                object.__setattr__(self, "max_moves", whole(self.max_moves))
+            object.__setattr__(self, "kinds", tuple((whole(t), known_kinds(kinds)) for t, kinds in self.kinds))
+        except (TypeError, ValueError) as error:
+            raise InvalidTask(
+                f"constraints name tables and devices by whole numbers, kinds as (table, (kind, ...)): {error}"
+            ) from error
+        if bad := [pin for pin in self.pin if len(pin) != 2]:
+            raise InvalidTask(f"a pin is a table and its device, got {bad[0]}")
+        if self.max_moves is not None and self.max_moves < 0:
+            raise InvalidTask(f"max_moves must not be negative, got {self.max_moves}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; kinds only where there are any, as they came later."""
+        data = asdict(self)
+        if not self.kinds:
+            del data["kinds"]
+        return data
+
+    def check(self, num_tables: int, num_devices: int) -> None:
+        """Refuse rules that name what is not there, or that no plan can keep."""
+        kinds = [t for t, _ in self.kinds]
+        groups = (*self.together, *self.apart, self.no_split, kinds)
+        named = {t for t, _ in self.pin} | {t for group in groups for t in group}
+        if bad := {t for t in named if not 0 <= t < num_tables}:
+            raise InvalidTask(f"constraints name tables {sorted(bad)}, but there are {num_tables}")
+        if bad := ({d for _, d in self.pin} | set(self.base)) - set(range(num_devices)):
+            raise InvalidTask(f"constraints name devices {sorted(bad)}, but there are {num_devices}")
+        if (self.max_moves is not None or self.base) and len(self.base) != num_tables:
+            raise InvalidTask(f"max_moves needs base, one device for each of {num_tables} tables")
+        if twice := [t for t in kinds if kinds.count(t) > 1]:
+            raise InvalidTask(f"the kinds of table {twice[0]} are told twice")
+        _check_contradictions(self, num_devices)
+
+
+def known_kinds(kinds: Any) -> tuple[str, ...]:
+    """Kinds in the order of KINDS, each once."""
+    told = (kinds,) if isinstance(kinds, str) else tuple(kinds)
+    if unknown := [kind for kind in told if kind not in KINDS]:
+        raise UnknownName("kind of sharding", unknown[0], KINDS)
+    return tuple(kind for kind in KINDS if kind in told)
+
+
+def _wholes(values: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(whole(value) for value in values)
+
+
+def _check_contradictions(c: Constraints, num_devices: int) -> None:
+    """Refuse rules that no plan can keep: tables that must be together count as one, wherever one is named."""
+    one = {t: t for group in c.together for t in group}
+    for group in c.together:
+        merged = {one[t] for t in group}
+        one |= {t: min(merged) for t in one if one[t] in merged}
+    pinned: dict[int, int] = {}
+    for table, device in c.pin:
+        if pinned.setdefault(one.get(table, table), device) != device:
+            raise InvalidTask(f"table {table}, or one that must be with it, is pinned to two devices")
+    for group in c.apart:
+        apart = {one.get(t, t) for t in group}
+        devices = [pinned[t] for t in apart if t in pinned]
+        if len(apart) != len(group) or len(devices) != len(set(devices)):
+            raise InvalidTask(f"tables {group} must be apart, but other constraints put two of them on one device")
+        if len(apart) > num_devices:
+            raise InvalidTask(f"{len(apart)} tables must be apart, but there are {num_devices} devices")
