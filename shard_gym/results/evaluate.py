@@ -21,7 +21,7 @@ from shard_gym.plan.plan import Plan, check
 from shard_gym.plan.violations import violations
 from shard_gym.results.results import BENCHMARK_VERSION, Result, read_results
 from shard_gym.simulators import FastSimulator, Latency, Simulator
-from shard_gym.simulators.base import counted
+from shard_gym.simulators.base import counted, plan_latency
 from shard_gym.task import suites
 from shard_gym.task.task import Task
 
@@ -73,9 +73,9 @@ class Unseen(FastSimulator):
 
 def score(task: Task, plan: Plan, judge: Simulator) -> Score:
     """Latency of a complete plan by the judge; what cannot be judged raises InvalidPlan."""
-    tables = check(task, plan)
+    check(task, plan)
     broken = violations(task, plan)
-    latency = judge.latency(tables, np.array(plan.device))
+    latency = plan_latency(judge, task, plan)
     makespan, balance = float(latency.makespan(task.objective)), float(latency.balance)
     if not math.isfinite(makespan):
         raise SimulatorError(f"{judge.id} gives this plan a makespan of {makespan} ms")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from shard_gym.errors import InvalidPlan, UnknownName
+from shard_gym.errors import InvalidPlan, SimulatorError, UnknownName
+from shard_gym.memory.shards import Shards
 from shard_gym.memory.usage import device_sums
+from shard_gym.plan.plan import Plan, check
+from shard_gym.plan.shards import shards
+from shard_gym.task.constraints import OF_ONE, Constraints
 from shard_gym.task.links import Links
 from shard_gym.task.task import OBJECTIVES, Task
 
@@ -109,8 +113,22 @@ class FastSimulator:
         """The row that each table adds to its device's sum, float64 (N, H), in multiples of 1/GRAIN."""
         raise NotImplementedError
 
+    def embed_shards(self, task: Task, shards: Shards) -> np.ndarray:
+        """The row that each shard adds to its device's sum, float64 (S, H), in multiples of 1/GRAIN.
+
+        Of shards with all rows, in the device's memory, `embed` tells it, as they are tables of fewer columns. Other
+        shards are refused, unless a simulator knows more.
+        """
+        known = np.isin(shards.kind, OF_ONE) & (shards.of.kernel == "fused")
+        if not known.all():
+            odd = int(np.argmin(known))
+            what = f"{shards.kind[odd]} of kernel {shards.of.kernel[odd]}"
+            raise SimulatorError(f"{self.id} costs shards tw and cw in the device's memory only, got {what}")
+        tables = task.tables.take(shards.table).with_(dim=shards.dim.astype(np.int32))
+        return self.embed(replace(task, tables=tables, constraints=Constraints()))
+
     def decode(self, task: Task, sums: np.ndarray) -> Latency:
-        """Latencies from each device's sum of table embeddings, (..., K, H)."""
+        """Latencies from each device's sum of the rows of its tables or shards, (..., K, H)."""
         raise NotImplementedError
 
     def latency(self, task: Task, placements: np.ndarray) -> Latency:
@@ -141,6 +159,20 @@ class FastSimulator:
         None: it knows no more than the spread of devices.
         """
         return None
+
+
+def plan_latency(simulator: Simulator, task: Task, plan: Plan) -> Latency:
+    """Latency of a plan of any kinds; simulators that are not fast know table-wise plans only."""
+    if isinstance(simulator, FastSimulator):
+        found = shards(task, plan)
+        rows = simulator.embed_shards(task, found)
+        return simulator.decode(task, device_sums(rows, found.device, task.num_devices))
+    pieces = check(task, plan)
+    if not plan.table_wise:
+        raise InvalidPlan(
+            f"{simulator.id} costs table-wise plans only: one device a piece, its rows in that one's memory"
+        )
+    return simulator.latency(pieces, np.array(plan.device))
 
 
 def checked(task: Task, placements: np.ndarray) -> np.ndarray:
@@ -208,6 +240,9 @@ class Counted(FastSimulator):
 
     def embed(self, task: Task) -> np.ndarray:
         return self.simulator.embed(task)
+
+    def embed_shards(self, task: Task, shards: Shards) -> np.ndarray:
+        return self.simulator.embed_shards(task, shards)
 
     def decode(self, task: Task, sums: np.ndarray) -> Latency:
         self.calls += math.prod(sums.shape[:-2])

@@ -9,9 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from shard_gym.errors import CorruptFile
+from shard_gym.memory.shards import Shards, Tables
 from shard_gym.simulators import features
 from shard_gym.simulators.base import Factors, FastSimulator, Latency
+from shard_gym.simulators.collectives import HOST_LINK, comm_ms, host_ms, mixed, traffic
+from shard_gym.simulators.lookups import Lookups, smaller_tables
 from shard_gym.simulators.networks import Weights, links_of, make_network, on_grid
+from shard_gym.tables.pool import TablePool
+from shard_gym.task.constraints import OF_ONE
 from shard_gym.task.links import Links
 from shard_gym.task.task import Task
 
@@ -39,6 +44,9 @@ class Learned(FastSimulator):
     It answers for the batch and the optimizer it was fitted at (its card tells), whatever the task's: what others cost
     was not measured, and plans compare the same way. Where `distance` is above 0 a table is outside the range of the
     fit, and the spread is the wider for it; a latency tells the mean distance of each device's tables.
+
+    Shards cost what smaller tables do, and a roofline's communication. Kernels but the fused one were not measured:
+    shards of theirs are as far outside as is counted, and of copies (dp) the update of all rows is not costed at all.
     """
 
     def __init__(self, source: str | Path | Weights) -> None:
@@ -52,37 +60,62 @@ class Learned(FastSimulator):
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptFile(f"weights {source} lack what the simulator needs, fit them again: {error}") from error
         self.links = links_of(self.card)
+        self.host_link = float(self.card.get("host_link") or HOST_LINK)
 
     def distance(self, task: Task) -> np.ndarray:
         """Distance of each table from the range of the fit, in standard deviations of the fitted tables, (N,).
 
         The farthest of dim, bytes of a row, rows and pooling; 0 inside.
         """
-        values = features.ranged(task.tables)
+        return self._distance(task.tables)
+
+    def _distance(self, tables: TablePool) -> np.ndarray:
+        values = features.ranged(tables)
         return (np.maximum(self.low - values, values - self.high).clip(min=0) / self.deviation).max(axis=1)
 
     def embed(self, task: Task) -> np.ndarray:
         """Count, columns and distance of each table, then the network's own."""
-        tables = task.tables
-        own = [np.ones(len(tables)), tables.columns_sent, np.minimum(self.distance(task), FARTHEST)]
-        return np.concatenate([on_grid(np.stack(own, axis=1)), on_grid(self.network.embed(tables, self.batch))], axis=1)
+        return self._rows(task, Shards.whole(Tables.of_task(task)), task.tables)
+
+    def embed_shards(self, task: Task, shards: Shards) -> np.ndarray:
+        """Count, columns and distance of each shard, then the network's own; between them what `mixed` tasks move."""
+        return self._rows(task, shards, smaller_tables(task, shards))
+
+    def _rows(self, task: Task, shards: Shards, tables: TablePool) -> np.ndarray:
+        some = shards.rows > 0
+        far = np.where(shards.of.kernel == "fused", np.minimum(self._distance(tables), FARTHEST), FARTHEST)
+        sent = np.where(np.isin(shards.kind, OF_ONE), tables.columns_sent, 0)
+        columns = [np.stack([some, sent, far * some], axis=1)]
+        if mixed(task):
+            columns.append(traffic(task, shards, Lookups.of(task, shards, self.batch)))
+        columns.append(self._network_rows(task, tables, shards.kind == "dp") * some[:, None])
+        return np.concatenate([on_grid(part) for part in columns], axis=1)
+
+    def _network_rows(self, task: Task, tables: TablePool, copied: np.ndarray) -> np.ndarray:
+        """The network's embedding of each shard; the samples of a copy are its own device's."""
+        rows = self.network.embed(tables, self.batch)
+        if copied.any():
+            rows[copied] = self.network.embed(tables.take(copied), max(1, self.batch // task.num_devices))
+        return rows
 
     def decode(self, task: Task, sums: np.ndarray) -> Latency:
         """The network's times for each shard, then the links'."""
-        shards = sums.reshape(-1, sums.shape[-1])
+        moved, shards = self._moved(sums), self._compute(sums).reshape(-1, OWN + self.network.width)
         times = np.empty((3, len(shards)))
         for start in range(0, len(shards), AT_ONCE):
             part = slice(start, start + AT_ONCE)
             times[:, part] = self._times(shards[part])
         times = times.reshape(3, *sums.shape[:-1])
         times *= task.ms_per_us * 1e3  # slower devices
-        comm = self._comm(task, sums)
+        if moved.shape[-1]:
+            times[:2] += host_ms(task.host_link or self.host_link, moved)
+        there, back = self._comm(task, sums)
         distance = sums[..., FAR] / np.maximum(sums[..., TABLES], 1)
-        return Latency(times[0], comm, comm, times[1], spread=times[2], distance=distance)
+        return Latency(times[0], there, back, times[1], spread=times[2], distance=distance)
 
-    def all_to_all(self, task: Task) -> tuple[Links, int]:
-        """The task's wires or the card's, and the batch of the fit."""
-        return task.links or self.links, self.batch
+    def all_to_all(self, task: Task) -> tuple[Links, int] | None:
+        """The task's wires or the card's, and the batch of the fit; None of tasks that have other collectives."""
+        return None if mixed(task) else (task.links or self.links, self.batch)
 
     def factors(self) -> Factors | None:
         """The network's weights; None of a published network, whose costs may fall as tables are added."""
@@ -95,20 +128,37 @@ class Learned(FastSimulator):
         in both, is no doubt. To what they differ in comes the error that they share, of the one plan.
         """
         both = np.stack([sums, other])
-        shards = both.reshape(-1, both.shape[-1])
+        shards = self._compute(both).reshape(-1, OWN + self.network.width)
         times = self.network.by_member(shards[:, OWN:]) * (shards[:, TABLES] > 0)
         forward, backward = np.moveaxis(times.reshape(-1, 2, *both.shape[:-1]) * task.ms_per_us, 1, 0)
-        comm = self._comm(task, both)
-        latency = Latency(forward, comm, comm, backward)
+        if (moved := self._moved(both)).shape[-1]:
+            fetched = host_ms(task.host_link or self.host_link, moved)
+            forward, backward = forward + fetched[0], backward + fetched[1]
+        there, back = self._comm(task, both)
+        latency = Latency(forward, there, back, backward)
         makespans = latency.makespan(task.objective)  # (M, 2)
         mean = latency.compute[:, 0].mean(axis=0)
         return float(np.hypot((makespans[:, 0] - makespans[:, 1]).std(), self.sigma * mean.max()))
 
-    def _comm(self, task: Task, sums: np.ndarray) -> np.ndarray:
+    def _comm(self, task: Task, sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        links, moved = task.links or self.links, self._moved(sums)
         if task.objective == "kernel":
-            return np.zeros(sums.shape[:-1])
-        links, batch = self.all_to_all(task)
-        return links.all_to_all_ms(sums[..., DIMS], batch)
+            comm = np.zeros(sums.shape[:-1])
+        elif moved.shape[-1]:
+            return comm_ms(links, self.batch, sums[..., DIMS], moved)
+        else:
+            comm = links.all_to_all_ms(sums[..., DIMS], self.batch)
+        return comm, comm
+
+    def _moved(self, sums: np.ndarray) -> np.ndarray:
+        """Columns that only sums of `mixed` tasks have."""
+        return sums[..., OWN : sums.shape[-1] - self.network.width]
+
+    def _compute(self, sums: np.ndarray) -> np.ndarray:
+        """The other columns."""
+        if sums.shape[-1] == OWN + self.network.width:
+            return sums
+        return np.concatenate([sums[..., :OWN], sums[..., -self.network.width :]], axis=-1)
 
     def _times(self, shards: np.ndarray) -> np.ndarray:
         """Forward ms, backward ms and their spread at the fitted batch, (S, OWN + width) -> (3, S)."""

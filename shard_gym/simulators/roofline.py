@@ -13,14 +13,15 @@ from itertools import product
 
 import numpy as np
 
-from shard_gym.memory.shards import STATES
+from shard_gym.memory.shards import CACHED, IN_UVM, STATES, Shards, Tables
 from shard_gym.simulators.base import GRAIN, PASSES, FastSimulator, Latency, Maxima
+from shard_gym.simulators.collectives import HOST_LINK, columns_sent, comm_ms, host_ms, mixed, traffic
+from shard_gym.simulators.lookups import Lookups, sectors
 from shard_gym.tables.histograms import kept_share
-from shard_gym.tables.pool import at_batch
+from shard_gym.task.constraints import OF_ONE
 from shard_gym.task.links import Links
 from shard_gym.task.task import Task
 
-SECTOR = 32  # bytes of the smallest DRAM or L2 access
 BACKWARD_WORK = 3.0  # instructions of the backward pass for one of the forward pass: gradient, state, weights
 # Columns of an embedding; times are in microseconds.
 FORWARD_DRAM, FORWARD_ISSUE, BACKWARD_DRAM, BACKWARD_ISSUE, SORT, DIM, COUNT = range(7)
@@ -38,6 +39,7 @@ class Hardware:
     bag_ns: float  # to begin and end the pooling of one bag
     launch_us: float  # fixed cost of one pass over a shard, however many tables are fused in it
     links: Links
+    host_link: float = HOST_LINK  # bytes a millisecond, from and to the host's memory
 
 
 class Roofline(FastSimulator):
@@ -49,51 +51,87 @@ class Roofline(FastSimulator):
 
     def embed(self, task: Task) -> np.ndarray:
         """Work of each table in a batch: time at the memory, at the issue units, in the sort; columns; one."""
-        h, tables = self.hardware, task.tables
-        touched, looked_up = at_batch(tables, task.batch)
-        lookups, distinct = looked_up.sum(axis=1), touched.sum(axis=1)
-        dim = tables.dim.astype(np.float64)
-        row = sectors(dim * tables.element_bytes)
-        bags = np.where(lookups > 0, task.batch * tables.bags.astype(np.float64), 0)
+        return self.embed_shards(task, Shards.whole(Tables.of_task(task)))
+
+    def embed_shards(self, task: Task, shards: Shards) -> np.ndarray:
+        """Work of each shard, and what it moves besides where tables may be more than whole or cut by columns."""
+        h, lookups = self.hardware, Lookups.of(task, shards, task.batch)
+        touched, looked_up, bags = lookups.touched, lookups.looked_up, lookups.bags
+        ids, distinct = looked_up.sum(axis=1), touched.sum(axis=1)
+        dim = shards.dim.astype(np.float64)
+        row = sectors(dim * shards.of.element_bytes)
         pooled = bags * 4 * dim  # fp32 output, or its gradient
         hits = (kept_share(row, touched, h.l2_bytes) * np.maximum(looked_up - touched, 0)).sum(axis=1)
-        passes = np.ceil(np.log2(np.maximum(tables.rows, 2)) / 8)  # radix sort, 8 bits a pass
-        row_state, weight_state = STATES[task.optimizer]
-        state = sectors(np.array(row_state)) + weight_state // 4 * sectors(4 * dim)
+        passes = np.ceil(np.log2(np.maximum(shards.rows, 2)) / 8)  # radix sort, 8 bits a pass
 
-        forward_l2 = lookups * (8 + row) + bags * 8 + pooled
+        forward_l2 = ids * (8 + row) + bags * 8 + pooled
         forward_dram = forward_l2 - hits * row
-        backward_dram = lookups * 20 + pooled + distinct * 2 * (row + state)
-        backward_l2 = backward_dram + lookups * 4 * dim  # every lookup reads its bag's gradient
-        issue = (lookups * h.lookup_ns + bags * h.bag_ns) / 1e3
+        backward_dram = ids * 20 + pooled + self._updates(task, shards, distinct, row)
+        if mixed(task):  # rows in the host's memory come by its link; a cache takes in, and gives back, what it missed
+            away, cached = np.isin(shards.of.kernel, IN_UVM), np.isin(shards.of.kernel, CACHED)
+            missed = np.where(cached, lookups.missed(shards, row) * row, 0)
+            forward_dram = forward_dram + np.where(away & ~cached, hits * row - ids * row, missed)
+            backward_dram = backward_dram + missed
+        backward_l2 = backward_dram + ids * 4 * dim  # every lookup reads its bag's gradient
+        issue = (ids * h.lookup_ns + bags * h.bag_ns) / 1e3
         columns = [
             np.maximum(forward_dram / h.dram, forward_l2 / h.l2),
             issue,
             np.maximum(backward_dram / h.dram, backward_l2 / h.l2),
             issue * BACKWARD_WORK,
-            lookups * passes * (2 * 12 + 8) / h.dram,
-            tables.columns_sent,
-            np.ones(len(tables)),
+            ids * passes * (2 * 12 + 8) / h.dram,
+            np.where(np.isin(shards.kind, OF_ONE), columns_sent(task, shards), 0),
+            shards.rows > 0,
         ]
-        return np.rint(np.stack(columns, axis=1) * GRAIN) / GRAIN
+        embedding = np.stack(columns, axis=1)
+        if mixed(task):
+            embedding = np.concatenate([embedding, traffic(task, shards, lookups)], axis=1)
+        return np.rint(embedding * GRAIN) / GRAIN
+
+    def _updates(self, task: Task, shards: Shards, distinct: np.ndarray, row: np.ndarray) -> np.ndarray:
+        """Bytes by which the backward pass updates rows and states: those touched, read and written.
+
+        Of a copy the gradient of all rows is cleared, added to and read, then all rows and states are updated. Rows
+        in the host's memory are not this memory's, nor are their states a weight.
+        """
+        dim = shards.dim.astype(np.float64)
+        a_row, a_weight = STATES[task.optimizer]
+        states = a_weight // 4 * sectors(4 * dim)
+        touched = distinct * 2 * (row + (sectors(np.array(a_row)) + states))
+        if not mixed(task):
+            return touched
+        kernel, element = shards.of.kernel, shards.of.element_bytes
+        in_host = np.where(np.isin(kernel, CACHED), row, 0) + sectors(np.array(a_row))
+        every_row = 2 * dim * element + 2 * (dim * element + a_row + a_weight * dim)
+        copied = distinct * 2 * row + shards.rows * every_row
+        return np.select([shards.kind == "dp", np.isin(kernel, IN_UVM)], [copied, distinct * 2 * in_host], touched)
 
     def decode(self, task: Task, sums: np.ndarray) -> Latency:
-        """Passes overlap memory and issue, so a shard takes the longer of the two; then the links."""
+        """Passes overlap memory and issue, so a shard takes the longer of the two; then the links.
+
+        Rows from the host's memory come before or after the others, as they have kernels of their own.
+        """
         h = self.hardware
         launch = (sums[..., COUNT] > 0) * h.launch_us
         forward = np.maximum(sums[..., FORWARD_DRAM], sums[..., FORWARD_ISSUE]) + launch
         backward = np.maximum(sums[..., BACKWARD_DRAM], sums[..., BACKWARD_ISSUE]) + sums[..., SORT] + launch
         forward *= task.ms_per_us
         backward *= task.ms_per_us
+        links, moved = task.links or h.links, sums[..., COUNT + 1 :]
+        if some_moved := bool(moved.shape[-1]):
+            fetched, updated = host_ms(task.host_link or h.host_link, moved)
+            forward, backward = forward + fetched, backward + updated
         if task.objective == "kernel":
-            comm = np.zeros_like(forward)
+            there = back = np.zeros_like(forward)
+        elif some_moved:
+            there, back = comm_ms(links, task.batch, sums[..., DIM], moved)
         else:
-            comm = (task.links or h.links).all_to_all_ms(sums[..., DIM], task.batch)
-        return Latency(forward, comm, comm, backward)
+            there = back = links.all_to_all_ms(sums[..., DIM], task.batch)
+        return Latency(forward, there, back, backward)
 
-    def all_to_all(self, task: Task) -> tuple[Links, int]:
-        """The task's wires or the preset's, and the task's batch."""
-        return task.links or self.hardware.links, task.batch
+    def all_to_all(self, task: Task) -> tuple[Links, int] | None:
+        """The task's wires or the preset's, and the task's batch; None of tasks that have other collectives."""
+        return None if mixed(task) else (task.links or self.hardware.links, task.batch)
 
     def maxima(self, phase: str) -> Maxima:
         """Passes as the longer of memory and issue; backward adds the sort to either."""
@@ -103,15 +141,10 @@ class Roofline(FastSimulator):
         return Maxima(sums, self.hardware.launch_us * 1e-3 * (forward + backward))
 
 
-def sectors(row_bytes: np.ndarray) -> np.ndarray:
-    """Bytes that move when a row is touched: whole sectors."""
-    return np.ceil(row_bytes / SECTOR) * SECTOR
-
-
 # DRAM: what copies achieved (A100, H200), elsewhere the data sheet x 0.8. L2 sizes: vendors. L2 rates, and that NVLink
 # achieves 0.8 of its data sheet: our estimates, without a source. Issue times, launches and links of the RTX 2080 Ti:
 # fitted to DreamShard's Tables 4, 6 and 7 and its Figure 12. Its GPUs have no peer-to-peer: everything passes the PCIe
-# switch of a pair and host memory.
+# switch of a pair and host memory. Host links: PCIe 3, 4 and 5, each twice as fast as the one before.
 _RTX2080TI = Hardware(
     name="rtx2080ti-x4",
     dram=0.8 * 616e3,
@@ -121,10 +154,11 @@ _RTX2080TI = Hardware(
     bag_ns=0.7,
     launch_us=550.0,
     links=Links(port=1.592e8, latency_ms=0.3, group=2, uplink=3.025e7, fabric=1.202e8, peer_to_peer=False),
+    host_link=HOST_LINK / 2,
 )
 
 
-def _newer(name: str, dram: float, l2_bytes: float, l2: float, links: Links) -> Hardware:
+def _newer(name: str, dram: float, l2_bytes: float, l2: float, links: Links, host_link: float) -> Hardware:
     """Hardware that is not fitted to anything.
 
     We assume that rows of 256 bytes saturate the memory (on the RTX 2080 Ti it takes 210), and that the fixed costs
@@ -133,7 +167,7 @@ def _newer(name: str, dram: float, l2_bytes: float, l2: float, links: Links) -> 
     lookup_ns = 256 / dram * 1e3
     faster = _RTX2080TI.lookup_ns / lookup_ns
     bag_ns, launch_us = _RTX2080TI.bag_ns / faster, _RTX2080TI.launch_us / faster
-    return Hardware(name, dram, l2_bytes, l2, lookup_ns, bag_ns, launch_us, links)
+    return Hardware(name, dram, l2_bytes, l2, lookup_ns, bag_ns, launch_us, links, host_link)
 
 
 # The RoCE uplink of an 8-GPU node is fitted to the twelve all-to-alls of FlexShard's Table 6 (200 Gbit/s a GPU).
@@ -143,8 +177,8 @@ PRESETS = {
     hardware.name: hardware
     for hardware in (
         _RTX2080TI,
-        _newer("a100-x32-roce", dram=1391e3, l2_bytes=40e6, l2=4.5e6, links=_ROCE),
-        _newer("h100", dram=0.8 * 3352e3, l2_bytes=50e6, l2=5.5e6, links=_NVLINK4),
-        _newer("h200", dram=4300e3, l2_bytes=60e6, l2=5.5e6, links=_NVLINK4),
+        _newer("a100-x32-roce", dram=1391e3, l2_bytes=40e6, l2=4.5e6, links=_ROCE, host_link=HOST_LINK),
+        _newer("h100", dram=0.8 * 3352e3, l2_bytes=50e6, l2=5.5e6, links=_NVLINK4, host_link=2 * HOST_LINK),
+        _newer("h200", dram=4300e3, l2_bytes=60e6, l2=5.5e6, links=_NVLINK4, host_link=2 * HOST_LINK),
     )
 }

@@ -51,8 +51,13 @@ class TorchRecPerf(FastSimulator):
 
     def embed(self, task: Task) -> np.ndarray:
         """Computation and communication of each table, (N, 2)."""
-        forward, comm, backward, _ = table_perfs(task).T
-        return np.rint(np.stack([forward + backward, comm], axis=1) * US * GRAIN) / GRAIN
+        return self.embed_shards(task, Shards.whole(Tables.of_task(task)))
+
+    def embed_shards(self, task: Task, shards: Shards) -> np.ndarray:
+        """Computation and communication of each shard, (S, 2); prefetching is computation."""
+        forward, there, backward, back, prefetch = estimate(shards, Setup.of(task)).phases.T
+        columns = np.stack([forward + backward + prefetch, (there + back) / 2], axis=1)
+        return np.rint(columns * US * GRAIN) / GRAIN
 
     def decode(self, task: Task, sums: np.ndarray) -> Latency:
         """Forward computation is counted with backward's: there it delays its own device and no other."""

@@ -141,7 +141,7 @@ class TablePool:
         return replace(self, **columns)
 
 
-def at_batch(tables: TablePool, batch: int) -> tuple[np.ndarray, np.ndarray]:
+def at_batch(tables: TablePool, batch: float) -> tuple[np.ndarray, np.ndarray]:
     """Expected rows touched and lookups of a batch, by uses in the reference batch; both (N, 17) float64."""
     return drawn_counts(*tables.use_counts(), batch / tables.reference_batch, tables.rows)
 

@@ -67,6 +67,42 @@ class Links:
             ms += total * ((devices - 1) * slice_bytes / self.fabric)
         return ms
 
+    def ring_ms(self, held: np.ndarray) -> np.ndarray:
+        """Time of one reduce-scatter or all-gather over all devices, of `held` bytes on each; (..., K) -> (..., K).
+
+        Devices form a ring, in which each passes on (K-1)/K of the bytes; a ring enters and leaves each group once.
+        An all-reduce is one after the other. (NCCL's rings; nccl-tests, doc/PERFORMANCE.md counts the same bytes.)
+        """
+        devices = held.shape[-1]
+        _, sizes, group = _groups(devices, self.group or devices)
+        passed = held * ((devices - 1) / devices)
+        leaving = passed * float(len(sizes) > 1) if self.peer_to_peer else passed * group
+        return self._ms(passed, leaving, passed * devices)
+
+    def rings_in_groups_ms(self, held: np.ndarray) -> np.ndarray:
+        """Time of one reduce-scatter or all-gather inside each group, of `held` bytes on each; (..., K) -> (..., K)."""
+        devices = held.shape[-1]
+        *_, group = _groups(devices, self.group or devices)
+        passed = held * ((group - 1) / group)
+        return self._ms(passed, passed * (0.0 if self.peer_to_peer else group), passed * devices)
+
+    def between_groups_ms(self, held: np.ndarray) -> np.ndarray:
+        """Time of the all-to-all of devices of the same place in each group; (..., K) -> (..., K).
+
+        `held` are bytes of the group's pooled rows for all samples, the same on each of its devices, which has its
+        part of the samples. What goes to other groups leaves by the uplink, and what they hold for this one comes in.
+        """
+        devices = held.shape[-1]
+        starts, _, group = _groups(devices, self.group or devices)
+        groups, total = len(starts), (held / group).sum(axis=-1, keepdims=True)
+        leaving = np.maximum(held * (groups - 1), total - held) / groups
+        return self._ms(np.zeros_like(held), leaving, np.broadcast_to(total * ((groups - 1) / groups), held.shape))
+
+    def _ms(self, near: np.ndarray, leaving: np.ndarray, everything: np.ndarray) -> np.ndarray:
+        """Time of bytes through the port, the uplink and the fabric; nothing takes no time."""
+        ms = near / self.port + leaving / self.uplink + everything / self.fabric
+        return ms + self.latency_ms * (near + leaving > 0)
+
 
 @cache
 def _groups(devices: int, group: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,0 +1,85 @@
+"""What shards send to other devices and to their host's memory, in columns that add up over a device.
+
+| kind | forward | backward |
+|---|---|---|
+| tw, cw | all-to-all of pooled rows | the same back |
+| rw | reduce-scatter of partial sums, as wide as the table, over all devices | all-gather |
+| twrw, grid | reduce-scatter in the host, then all-to-all between hosts | the reverse |
+| dp | | all-reduce of the gradients of all rows |
+
+Before all of them but dp, ids travel in an all-to-all. Tasks that know whole tables and columns only are costed without
+ids, as they always were. Which collectives there are is TorchRec's choice (its distributed/sharding, a file a kind);
+how long one takes is said in `shard_gym.task.links`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shard_gym.memory.shards import CACHED, ID_BYTES, IN_UVM, STATES, Shards
+from shard_gym.simulators.lookups import Lookups, sectors
+from shard_gym.task.constraints import BY_HOST, OF_ONE
+from shard_gym.task.links import Links
+from shard_gym.task.task import Task
+
+HOST_LINK = 0.8 * 31.5e6  # bytes a millisecond where nobody tells: 16 lanes of PCIe 4
+LENGTH_BYTES = 4  # of the number of ids in a bag
+POOLED_BYTES = 4  # of a pooled number: fp32
+MIB = 2.0**20  # columns of bytes are in MiB: their grain is 64 bytes
+# Columns: of pooled rows, by collective; then MiB of copied tables, of ids, and to and from the host's memory.
+ROWS, HOST_ROWS, COPIES, IDS, FETCHED, UPDATED = range(6)
+
+
+def mixed(task: Task) -> bool:
+    """True if tables may be more than whole or cut by columns in the device's memory: such tasks have all columns."""
+    return bool(set(task.kinds_allowed) - set(OF_ONE)) or task.residences != ("hbm",)
+
+
+def columns_sent(task: Task, shards: Shards) -> np.ndarray:
+    """Columns that a sample gets back from each shard, of all bags, (S,)."""
+    return task.tables.columns_sent[shards.table] / task.tables.dim[shards.table] * shards.dim
+
+
+def traffic(task: Task, shards: Shards, lookups: Lookups) -> np.ndarray:
+    """Columns of bytes that S shards move beside the all-to-all of whole tables, (S, 6)."""
+    kind, sent = shards.kind, columns_sent(task, shards)
+    copies = np.where(kind == "dp", shards.rows * shards.dim * shards.of.element_bytes, 0)
+    ids = lookups.looked_up.sum(axis=1) * ID_BYTES + lookups.bags * LENGTH_BYTES
+    row = sectors(shards.dim * shards.of.element_bytes)
+    missed = lookups.missed(shards, row)
+    # updated rows go back to the host; without a cache the backward pass reads them once more
+    again = np.where(np.isin(shards.of.kernel, CACHED), 1, 2) * missed * row
+    states = STATES[task.optimizer][1] // 4 * sectors(4 * shards.dim)  # those of weights are in the host's memory too
+    states = np.where(np.isin(shards.of.kernel, IN_UVM), 2 * states * lookups.touched.sum(axis=1), 0)
+    columns = [
+        np.where(kind == "rw", sent, 0),
+        np.where(np.isin(kind, BY_HOST), sent, 0),
+        copies / MIB,
+        np.where(kind == "dp", 0, ids) / MIB,
+        missed * row / MIB,
+        (again + states) / MIB,
+    ]
+    return np.stack(columns, axis=1)
+
+
+def host_ms(host_link: float, moved: np.ndarray) -> np.ndarray:
+    """Time at the host's memory of the forward and of the backward pass, (2, ..., K), from sums of `traffic`."""
+    return np.stack([moved[..., FETCHED], moved[..., UPDATED]]) * (MIB / host_link)
+
+
+def comm_ms(links: Links, batch: int, columns: np.ndarray, moved: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Communication of each device in the forward and in the backward pass, (..., K) each.
+
+    `columns` are summed columns of whole tables (..., K), `moved` sums of `traffic`, (..., K, 6).
+    """
+    pooled = POOLED_BYTES * batch
+    rows, in_host = moved[..., ROWS] * pooled, moved[..., HOST_ROWS] * pooled
+    both = _exchanged(links, columns, batch) + links.ring_ms(rows)
+    both += links.rings_in_groups_ms(in_host) + links.between_groups_ms(in_host)
+    ids = _exchanged(links, moved[..., IDS] * (MIB / pooled), batch)
+    return both + ids, both + 2 * links.ring_ms(moved[..., COPIES] * MIB)
+
+
+def _exchanged(links: Links, columns: np.ndarray, batch: int) -> np.ndarray:
+    """Time of an all-to-all; none where nobody has anything to send."""
+    return links.all_to_all_ms(columns, batch) * (columns.sum(axis=-1, keepdims=True) > 0)

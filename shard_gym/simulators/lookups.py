@@ -1,0 +1,71 @@
+"""What a batch looks up in each shard, by the use histogram of its table: a shard is a smaller table.
+
+Ids are taken to be spread evenly over the blocks of rows, so a block has as large a share of the rows touched, and of
+their lookups, as of the table's rows. A copy is asked by its own device's samples only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shard_gym.memory.shards import CACHED, IN_UVM, Shards
+from shard_gym.tables.histograms import kept_share
+from shard_gym.tables.pool import TablePool, at_batch
+from shard_gym.task.task import Task
+
+SECTOR = 32  # bytes of the smallest DRAM or L2 access
+
+
+@dataclass(frozen=True, eq=False)
+class Lookups:
+    """Rows touched and lookups of S shards in a batch, by uses in the reference batch, and the bags of its samples."""
+
+    touched: np.ndarray  # (S, 17)
+    looked_up: np.ndarray  # (S, 17)
+    bags: np.ndarray  # (S,), those of a block of rows are all samples' bags; 0 where nothing is looked up
+
+    @classmethod
+    def of(cls, task: Task, shards: Shards, batch: int) -> Lookups:
+        """Expected counts of a batch over all devices."""
+        table = shards.table
+        touched, looked_up = (counts[table] for counts in at_batch(task.tables, batch))
+        samples = np.full(len(table), float(batch))
+        if (copied := shards.kind == "dp").any():
+            own = at_batch(task.tables, batch / task.num_devices)
+            touched[copied], looked_up[copied] = (counts[table[copied]] for counts in own)
+            samples[copied] /= task.num_devices
+        share = (shards.rows / task.tables.rows[table])[:, None]
+        touched, looked_up = touched * share, looked_up * share
+        bags = np.where(looked_up.sum(axis=1) > 0, samples * task.tables.bags[table].astype(np.float64), 0)
+        return cls(touched, looked_up, bags)
+
+    def missed(self, shards: Shards, row: np.ndarray) -> np.ndarray:
+        """Rows that come from the host's memory in a batch, (S,), where a row takes `row` bytes there.
+
+        All that are touched; with a cache, those that it does not hold, once each. It holds the most used rows of the
+        shard. Rows used once are taken to be other ones each time, of all rows that are not used more.
+        """
+        there = self.touched.copy()
+        there[:, 0] = np.maximum(shards.rows - self.touched[:, 1:].sum(axis=1), self.touched[:, 0])
+        kept = kept_share(row, there, (shards.of.cache_load_factor * shards.rows * row)[:, None])
+        kept[~np.isin(shards.of.kernel, CACHED)] = 0
+        return np.where(np.isin(shards.of.kernel, IN_UVM), (self.touched * (1 - kept)).sum(axis=1), 0)
+
+
+def sectors(row_bytes: np.ndarray) -> np.ndarray:
+    """Bytes that move when a row is touched: whole sectors."""
+    return np.ceil(row_bytes / SECTOR) * SECTOR
+
+
+def smaller_tables(task: Task, shards: Shards) -> TablePool:
+    """Shards as tables of their own rows and columns, with their share of the lookups; an empty block as one row."""
+    tables = task.tables.take(shards.table).with_(dim=shards.dim.astype(np.int32))
+    if (shards.rows == tables.rows).all():
+        return tables
+    share, rows = shards.rows / tables.rows, np.maximum(shards.rows, 1)
+    pooling = (tables.pooling * share).astype(tables.pooling.dtype)
+    lookups = np.rint(pooling.astype(np.float64) * tables.reference_batch)
+    distinct = np.clip(np.rint(tables.distinct * share), lookups > 0, np.minimum(rows, lookups)).astype(np.int64)
+    return tables.with_(rows=rows, pooling=pooling, distinct=distinct)
