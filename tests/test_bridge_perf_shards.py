@@ -5,9 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shard_gym import Plan, Task, make_pool
 from shard_gym.errors import InvalidTask
 from shard_gym.memory.shards import Feature, Setup, Table, shards
-from shard_gym.simulators.torchrec import PHASES, estimate
+from shard_gym.simulators.base import plan_latency
+from shard_gym.simulators.torchrec import CRITICAL_PATH, PHASES, TorchRecPerf, estimate
+from shard_gym.tables.pool import GB
+from shard_gym.task.constraints import KINDS
+from shard_gym.task.links import Links
 from tests.storage_helpers import TYPES, collection, constraint, drawn_table
 
 planner = pytest.importorskip("torchrec.distributed.planner")
@@ -32,14 +37,20 @@ def phases(perf):
     return [getattr(perf, phase) for phase in OF_PERF]
 
 
-def estimated(module, sharder, constraints, setup):
-    """The library's phases of each shard of each option, by table and by kind and kernel."""
+def enumerated(module, sharder, constraints, setup):
+    """The library's options, estimated, and its topology."""
     from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
     from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 
     topology = planner.Topology(setup.world_size, setup.device, local_world_size=setup.local_world_size)
     estimator = EmbeddingPerfEstimator(topology, constraints, setup.inference)
     options = EmbeddingEnumerator(topology, setup.batch, constraints, estimator).enumerate(module, [sharder])
+    return options, topology
+
+
+def estimated(module, sharder, constraints, setup):
+    """The library's phases of each shard of each option, by table and by kind and kernel."""
+    options, _ = enumerated(module, sharder, constraints, setup)
     kinds = {theirs: kind for kind, theirs in TYPES.items()}
     return {(o.name, kinds[o.sharding_type], o.compute_kernel): [phases(s.perf) for s in o.shards] for o in options}
 
@@ -139,3 +150,53 @@ def test_a_cpu_has_no_kernels_for_host_memory():
     setup = Setup(2, device="cpu")
     with pytest.raises(InvalidTask, match="fused_uvm"):
         estimate(shards([Table(10, 4, kernel="fused_uvm")], ["tw"], setup), setup)
+
+
+def drawn_plan(rng):
+    """A task of all kinds on two hosts of four, and a plan of it; its tables as the library is told of them."""
+    n, ends = 10, {"hbm": "fused", "uvm": "fused_uvm", "cached": "fused_uvm_caching"}
+    tables = make_pool(
+        rows=rng.integers(1, 10**6, n),
+        dim=rng.choice([16, 64, 256], n),
+        pooling=rng.integers(1, 40, n) / 4,
+        dtype="fp32",
+    )
+    links, everywhere = Links(port=1e9, group=4), tuple(ends)
+    task = Task(tables, (GB,) * 8, "iteration", 4_000, links=links, kinds=KINDS, residences=everywhere, host_memory=GB)
+    kinds, hosts = rng.choice(KINDS, n), [(0, 1, 2, 3), (4, 5, 6, 7)]
+    residence = [str(rng.choice(everywhere)) if kind != "dp" else "hbm" for kind in kinds]
+    of_kind = {
+        "tw": lambda: (int(rng.integers(8)),),
+        "cw": lambda: tuple(rng.integers(8, size=2).tolist()),
+        "twrw": lambda: hosts[rng.integers(2)],
+        "grid": lambda: hosts[rng.integers(2)] + hosts[rng.integers(2)],
+    }
+    devices = [of_kind.get(kind, lambda: tuple(range(8)))() for kind in kinds]
+    share = [{"hbm": 1.0, "uvm": 0.0, "cached": 0.4}[r] for r in residence]
+    plan = Plan([d[0] for d in devices], (), kinds.tolist(), devices, residence, share)
+    features = [(Feature(ids),) for ids in tables.pooling.tolist()]
+    kernels = ["dense" if kind == "dp" else ends[r] for kind, r in zip(kinds, residence, strict=True)]
+    columns = zip(tables.rows.tolist(), tables.dim.tolist(), features, kernels, strict=True)
+    return task, plan, [Table(r, d, 4, f, kernel=k, cache_load_factor=0.4) for r, d, f, k in columns]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_plan_of_all_kinds_is_rated_as_torchrec_rates_it(seed):
+    """The rating that its planner makes small, and the critical path that its statistics tell."""
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.planner.perf_models import NoopPerfModel
+    from torchrec.distributed.planner.stats import _calculate_critical_path
+
+    task, plan, tables = drawn_plan(np.random.default_rng([18, seed]))
+    in_two = [kind in ("cw", "grid") for kind in plan.kind]
+    setup, halves = Setup.of(task), [t.dim // 2 if two else None for two, t in zip(in_two, tables, strict=True)]
+    module, _ = collection(tables, [None] * len(tables))
+    told = {f"t{i}": constraint(*of, setup) for i, of in enumerate(zip(tables, plan.kind, halves, strict=True))}
+    options, topology = enumerated(module, EmbeddingBagCollectionSharder(), told, setup)
+    for option in options:
+        for shard, rank in zip(option.shards, plan.devices[int(option.name[1:])], strict=True):
+            shard.rank = rank
+    rating = plan_latency(TorchRecPerf(), task, plan).makespan("iteration")
+    assert rating == pytest.approx(NoopPerfModel(topology).rate(options), rel=1e-6)
+    path = plan_latency(TorchRecPerf(), replace(task, objective=CRITICAL_PATH), plan)
+    assert path.makespan(CRITICAL_PATH) == pytest.approx(_calculate_critical_path(options).total(), rel=1e-6)

@@ -18,6 +18,7 @@ import numpy as np
 from shard_gym import simulators
 from shard_gym.errors import CorruptFile, InvalidPlan, ShardGymError, SimulatorError, UnknownName
 from shard_gym.plan.plan import Plan, check
+from shard_gym.plan.shards import shards
 from shard_gym.plan.violations import violations
 from shard_gym.results.results import BENCHMARK_VERSION, Result, read_results
 from shard_gym.simulators import FastSimulator, Latency, Simulator
@@ -73,9 +74,9 @@ class Unseen(FastSimulator):
 
 def score(task: Task, plan: Plan, judge: Simulator) -> Score:
     """Latency of a complete plan by the judge; what cannot be judged raises InvalidPlan."""
-    check(task, plan)
-    broken = violations(task, plan)
-    latency = plan_latency(judge, task, plan)
+    placed = shards(task, plan)
+    broken = violations(task, plan, placed)
+    latency = plan_latency(judge, task, plan, placed)
     makespan, balance = float(latency.makespan(task.objective)), float(latency.balance)
     if not math.isfinite(makespan):
         raise SimulatorError(f"{judge.id} gives this plan a makespan of {makespan} ms")

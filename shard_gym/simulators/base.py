@@ -44,11 +44,12 @@ class Latency:
         """The cost of each device, (..., K).
 
         "kernel": its computation (AutoShard). "iteration": the slowest forward computation, which all wait for,
-        then its own communication and backward computation (DreamShard).
+        then its own communication and backward computation (DreamShard). "torchrec-critical-path" is the same sum, of
+        a simulator that counts what each device waits for in communication as the device's own.
         """
         if objective == "kernel":
             return self.compute
-        if objective != "iteration":
+        if objective not in OBJECTIVES:
             raise UnknownName("objective", objective, OBJECTIVES)
         wait = self.forward_compute.max(axis=-1, keepdims=True)
         return wait + self.forward_comm + self.backward_comm + self.backward_compute
@@ -108,6 +109,7 @@ class FastSimulator:
     """
 
     id: str
+    objectives: tuple[str, ...] = ("kernel", "iteration")  # that it can cost
 
     def embed(self, task: Task) -> np.ndarray:
         """The row that each table adds to its device's sum, float64 (N, H), in multiples of 1/GRAIN."""
@@ -119,11 +121,7 @@ class FastSimulator:
         Of shards with all rows, in the device's memory, `embed` tells it, as they are tables of fewer columns. Other
         shards are refused, unless a simulator knows more.
         """
-        known = np.isin(shards.kind, OF_ONE) & (shards.of.kernel == "fused")
-        if not known.all():
-            odd = int(np.argmin(known))
-            what = f"{shards.kind[odd]} of kernel {shards.of.kernel[odd]}"
-            raise SimulatorError(f"{self.id} costs shards tw and cw in the device's memory only, got {what}")
+        refuse_unknown(self, task, shards)
         tables = task.tables.take(shards.table).with_(dim=shards.dim.astype(np.int32))
         return self.embed(replace(task, tables=tables, constraints=Constraints()))
 
@@ -161,12 +159,31 @@ class FastSimulator:
         return None
 
 
-def plan_latency(simulator: Simulator, task: Task, plan: Plan) -> Latency:
-    """Latency of a plan of any kinds; simulators that are not fast know table-wise plans only."""
+def refuse_unknown(simulator: FastSimulator, task: Task, shards: Shards, *, mixed: bool = False) -> None:
+    """Refuse objectives that a simulator has no answer to, and unless `mixed` shards without all rows in HBM."""
+    if task.objective not in simulator.objectives:
+        raise SimulatorError(
+            f"{simulator.id} knows no objective {task.objective!r}, but {', '.join(simulator.objectives)}: take "
+            f"torchrec:cuda-v1 for the critical path as TorchRec has it"
+        )
+    if mixed:
+        return
+    known = np.isin(shards.kind, OF_ONE) & (shards.of.kernel == "fused")
+    if not known.all():
+        odd = int(np.argmin(known))
+        raise SimulatorError(
+            f"{simulator.id} costs whole tables and columns in the device's memory, and other shards only where it can "
+            f"and the task's kinds and residences say so: table {shards.table[odd]} is {shards.kind[odd]}, of kernel "
+            f"{shards.of.kernel[odd]}"
+        )
+
+
+def plan_latency(simulator: Simulator, task: Task, plan: Plan, placed: Shards | None = None) -> Latency:
+    """Latency of a plan of any kinds, `placed` are its shards; simulators that are not fast know table-wise plans."""
     if isinstance(simulator, FastSimulator):
-        found = shards(task, plan)
-        rows = simulator.embed_shards(task, found)
-        return simulator.decode(task, device_sums(rows, found.device, task.num_devices))
+        placed = shards(task, plan) if placed is None else placed
+        rows = simulator.embed_shards(task, placed)
+        return simulator.decode(task, device_sums(rows, placed.device, task.num_devices))
     pieces = check(task, plan)
     if not plan.table_wise:
         raise InvalidPlan(

@@ -1,4 +1,4 @@
-"""What shards send to other devices and to their host's memory, in columns that add up over a device.
+"""Bytes that shards send to other devices and to the host's memory, in columns that add up over a device.
 
 | kind | forward | backward |
 |---|---|---|

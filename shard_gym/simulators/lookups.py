@@ -1,4 +1,4 @@
-"""What a batch looks up in each shard, by the use histogram of its table: a shard is a smaller table.
+"""Lookups of a batch in each shard, by the use histogram of its table: a shard is a smaller table.
 
 Ids are taken to be spread evenly over the blocks of rows, so a block has as large a share of the rows touched, and of
 their lookups, as of the table's rows. A copy is asked by its own device's samples only.

@@ -2,7 +2,10 @@
 
 TorchRec adds up what it expects of each shard of a rank, and the slowest rank is the plan's rating: nothing is fused,
 and nobody waits for the longest forward pass. So the makespan of an "iteration" task is that rating, to the grain of
-embeddings; of a "kernel" task it is the computation alone.
+embeddings; of a "kernel" task it is the computation alone; of a "torchrec-critical-path" task it is what TorchRec's
+`EmbeddingStats` prints as the critical path. There ranks wait for each other after the computation of either pass, and
+after the communication of each kind of sharding: the slowest ranks of all these parts are added up, and a plan of many
+kinds pays for it.
 
 The formulas are those of TorchRec 1.8's `EmbeddingPerfEstimator`, for all its kinds of sharding and kernels, with the
 bandwidths that its `Topology` assumes; communication is not quantised. Of a table with several features it guesses
@@ -20,7 +23,8 @@ from shard_gym.errors import InvalidTask
 from shard_gym.memory.shards import CACHED, ID_BYTES, IN_UVM, Setup, Shards, Tables
 from shard_gym.memory.terms import Term, ceil, where
 from shard_gym.simulators.base import GRAIN, FastSimulator, Latency
-from shard_gym.task.task import Task
+from shard_gym.task.constraints import KINDS
+from shard_gym.task.task import OBJECTIVES, Task
 
 # Bytes a millisecond, as TorchRec's planner/constants.py has them.
 HBM = 897 * 2**30 / 1e3
@@ -40,28 +44,47 @@ COPY = 2.455  # bytes moved once more for each that an all-gather brings
 UPDATE = 9.22  # bytes moved for each of a copied table by the optimizer, which updates all rows
 NODES = 2  # an all-reduce over more hosts takes twice as long
 
+CRITICAL_PATH = "torchrec-critical-path"
 PHASES = ("fwd_compute", "fwd_comms", "bwd_compute", "bwd_comms")  # as TorchRec's Perf names them
 US = 1e3  # microseconds of a millisecond
 
 
 class TorchRecPerf(FastSimulator):
-    """TorchRec's own estimate; `embed` gives microseconds, computation of both passes and one all-to-all."""
+    """TorchRec's own estimate; `embed` gives microseconds.
+
+    Columns are the computation of both passes, and the mean communication of the two. For the critical path it is not
+    the mean: a column of each kind of sharding, forward and backward.
+    """
 
     id = "torchrec:cuda-v1"
+    objectives = OBJECTIVES
 
     def embed(self, task: Task) -> np.ndarray:
-        """Computation and communication of each table, (N, 2)."""
+        """Computation and communication of each table, (N, 2) or (N, 13)."""
         return self.embed_shards(task, Shards.whole(Tables.of_task(task)))
 
     def embed_shards(self, task: Task, shards: Shards) -> np.ndarray:
-        """Computation and communication of each shard, (S, 2); prefetching is computation."""
-        forward, there, backward, back, prefetch = estimate(shards, Setup.of(task)).phases.T
-        columns = np.stack([forward + backward + prefetch, (there + back) / 2], axis=1)
+        """Computation and communication of each shard, (S, 2) or (S, 13); a task's caches have no statistics."""
+        forward, there, backward, back, _ = estimate(shards, Setup.of(task)).phases.T
+        if task.objective == CRITICAL_PATH:
+            of_kind = shards.kind[:, None] == np.array(KINDS)
+            comm = [of_kind * there[:, None], of_kind * back[:, None]]
+        else:
+            comm = [(there + back)[:, None] / 2]
+        columns = np.concatenate([(forward + backward)[:, None], *comm], axis=1)
         return np.rint(columns * US * GRAIN) / GRAIN
 
     def decode(self, task: Task, sums: np.ndarray) -> Latency:
-        """Forward computation is counted with backward's: there it delays its own device and no other."""
+        """Forward computation is counted with backward's: there it delays its own device and no other.
+
+        Not on the critical path: forward it is a third, and communication the slowest device's of each kind.
+        """
         compute, comm = sums[..., 0] * task.ms_per_us, sums[..., 1] / US
+        if task.objective == CRITICAL_PATH:
+            parts = sums[..., 1:].reshape(*sums.shape[:-1], 2, len(KINDS)).max(axis=-3, keepdims=True).sum(axis=-1) / US
+            there, back = np.moveaxis(np.broadcast_to(parts, (*compute.shape, 2)), -1, 0)
+            forward = compute / (1 + BACKWARD)
+            return Latency(forward, there, back, forward * BACKWARD)
         if task.objective == "kernel":
             comm = np.zeros_like(comm)
         return Latency(np.zeros_like(compute), comm, comm, compute)

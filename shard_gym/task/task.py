@@ -18,7 +18,7 @@ from shard_gym.tables.pool import EXACT, REFERENCE_BATCH, TablePool
 from shard_gym.task.constraints import BY_HOST, KINDS, OF_COLUMNS, OF_ONE, Constraints, known_kinds
 from shard_gym.task.links import Links
 
-OBJECTIVES = ("kernel", "iteration")
+OBJECTIVES = ("kernel", "iteration", "torchrec-critical-path")
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adam")
 # what fills a device: weights alone, with the optimizer's state, all that TorchRec's planner counts, all that there is
 ACCOUNTINGS = ("weights", "training", "torchrec", "true")
