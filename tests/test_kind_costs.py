@@ -60,7 +60,7 @@ def moved(columns):
 
 
 def test_a_whole_table_among_kinds_has_its_own_columns_and_ids():
-    task, plan, (column,) = one_table("tw")
+    task, _, (column,) = one_table("tw")
     alone = Roofline(TOY).embed(replace(task, kinds=(), residences=("hbm",), host_memory=0))
     assert (column[: COUNT + 1] == alone[0]).all()
     assert moved(column[None])[0].tolist() == pytest.approx([0, 0, 0, (10 * 8 + 8 * 4) / MIB, 0, 0], abs=1 / GRAIN)
@@ -108,22 +108,24 @@ def test_copies_by_hand():
     assert adam[BACKWARD_DRAM] - column[BACKWARD_DRAM] == 8 * 2 * 8 * 16  # two numbers a weight, read and written
 
 
+def missed(task, plan):
+    """Rows from the host's memory, of 32 bytes each."""
+    placed = shards(task, plan)
+    return Lookups.of(task, placed, task.batch).missed(placed, np.full(len(placed.rows), 32.0))
+
+
 def test_rows_in_the_hosts_memory_by_hand():
     """Every row that is touched comes, and goes back updated; with a cache those that it misses."""
     (_, _, (hbm,)), (_, _, (uvm,)) = one_table("tw"), one_table("tw", "uvm")
     assert hbm[FORWARD_DRAM] - uvm[FORWARD_DRAM] == 10 * 32
     assert hbm[BACKWARD_DRAM] - uvm[BACKWARD_DRAM] == 4 * 2 * 32
-    exact = Lookups.of  # MiB are too coarse for a toy: count rows
-    task, plan, _ = one_table("tw", "uvm")
-    assert exact(task, shards(task, plan), 8).missed(shards(task, plan), np.array([32.0])) == [4]
-    for share, missed in ((0.25, 2), (0.5, 2 * (1 - 2 / 6)), (1.0, 0), (0.125, 2 + 1)):
+    assert missed(*one_table("tw", "uvm")[:2]) == [4]
+    for share, expected in ((0.25, 2), (0.5, 2 * (1 - 2 / 6)), (1.0, 0), (0.125, 2 + 1)):
         # two rows of 8 are hot; the others are looked up once, two of six in a batch
         task, plan, (cached,) = one_table("tw", "cached", share)
-        assert exact(task, shards(task, plan), 8).missed(shards(task, plan), np.array([32.0])) == pytest.approx(
-            [missed]
-        )
-        assert cached[FORWARD_DRAM] - hbm[FORWARD_DRAM] == pytest.approx(missed * 32, abs=1 / GRAIN)
-        assert cached[BACKWARD_DRAM] - hbm[BACKWARD_DRAM] == pytest.approx(missed * 32, abs=1 / GRAIN)
+        assert missed(task, plan) == pytest.approx([expected])
+        assert cached[FORWARD_DRAM] - hbm[FORWARD_DRAM] == pytest.approx(expected * 32, abs=1 / GRAIN)
+        assert cached[BACKWARD_DRAM] - hbm[BACKWARD_DRAM] == pytest.approx(expected * 32, abs=1 / GRAIN)
 
 
 def test_bytes_of_the_hosts_memory_take_its_link():
@@ -178,7 +180,7 @@ def test_collectives_by_hand():
 def test_each_kind_has_its_collectives(kind, forward, backward):
     task, plan, columns = one_table(kind)
     latency = plan_latency(Roofline(TOY), task, plan)
-    assert latency.backward_comm == pytest.approx(backward, rel=0.15)  # MiB are coarse for a toy
+    assert latency.backward_comm == pytest.approx(backward)
     ids = np.zeros(4)
     np.add.at(ids, shards(task, plan).device, moved(columns)[:, IDS] * MIB / 32)
     if ids.any():
@@ -194,7 +196,8 @@ def drawn(data):
         rows=rng.integers(1, 10**5, n), dim=rng.choice([16, 64], n), pooling=rng.integers(0, 40, n) / 4, dtype="fp32"
     )
     hosts = Links(port=1e8, latency_ms=0.1, group=2, uplink=1e7)
-    task = Task(tables, (GB,) * 4, "iteration", 4_000, kinds=KINDS, residences=RESIDENCES, host_memory=GB, links=hosts)
+    told = {"kinds": KINDS, "residences": RESIDENCES, "host_memory": GB, "accounting": "torchrec"}
+    task = Task(tables, (GB,) * 4, "iteration", 4_000, links=hosts, **told)
     kinds = rng.choice(KINDS, n).tolist()
     pairs = [(0, 1), (2, 3)]
     of_kind = {"tw": (3,), "cw": (0, 2), "twrw": pairs[rng.integers(2)], "grid": (2, 3, 0, 1)}
@@ -273,7 +276,7 @@ def test_a_fit_says_what_was_not_measured():
     assert (rows.compute < whole.compute[0]).all() and (rows.compute > 0).all()
 
 
-def test_what_is_not_known_is_refused(tiny_task, unit_cost=None):
+def test_what_is_not_known_is_refused():
     roofline = simulators.make(FAST[0])
     tables, links = make_pool(rows=[100, 100], dim=16), Links(port=1e8)
     mixed = Task(tables, (GB,) * 2, "iteration", links=links, kinds=("tw", "rw"))
