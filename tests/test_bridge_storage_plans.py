@@ -55,7 +55,9 @@ def drawn(rng, tables, devices, host):
 def plan_of(rng, task, host):
     n, k = task.num_tables, task.num_devices
     kind, residence = rng.choice(KINDS, n), rng.choice(list(KERNELS), n)
-    share = np.select([residence == "hbm", residence == "uvm"], [1.0, 0.0], rng.choice([0.1, 0.2, 0.4, rng.random()], n))
+    share = np.select(
+        [residence == "hbm", residence == "uvm"], [1.0, 0.0], rng.choice([0.1, 0.2, 0.4, rng.random()], n)
+    )
     residence[kind == "dp"], share[kind == "dp"] = "hbm", 1.0
     splits, source = [], list(range(n))
     for t in np.flatnonzero(np.isin(kind, ("cw", "grid"))).tolist():
@@ -69,7 +71,12 @@ def plan_of(rng, task, host):
     devices = []
     for t in source:
         first = int(rng.integers(k // host)) * host
-        shared = {"rw": range(k), "dp": range(k), "twrw": range(first, first + host), "grid": range(first, first + host)}
+        shared = {
+            "rw": range(k),
+            "dp": range(k),
+            "twrw": range(first, first + host),
+            "grid": range(first, first + host),
+        }
         devices.append(tuple(shared.get(kind[t], (int(rng.integers(k)),))))
     told = (column[source].tolist() for column in (kind, residence, share))
     kinds, residences, shares = told

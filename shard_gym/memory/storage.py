@@ -20,7 +20,7 @@ import numpy as np
 
 from shard_gym.errors import InvalidTask, UnknownName
 from shard_gym.memory.shards import CACHED, ID_BYTES, IN_UVM, QUANTISED, STATES, Setup, Shards
-from shard_gym.memory.terms import Step, Term, ceil, rounded, truncated, where
+from shard_gym.memory.terms import Step, Term, bytes_of, ceil, rounded, truncated, where
 
 INPUTS = {"train_sparse_dist": 2, "train_prefetch_sparse_dist": 3}  # batches whose ids are held at once; else 1
 INT8_ROW_BYTES = 8  # scale and bias of a row of int8 weights, fp32 each
@@ -90,6 +90,8 @@ def storage(shards: Shards, setup: Setup, accounting: str = "torchrec") -> Stora
 class TorchRec:
     """TorchRec 1.8's formulas. Floats are multiplied and rounded in its order: its bytes are those of that order."""
 
+    two_states: tuple[str, ...] = ("adam",)  # optimizers that are charged twice the bytes of the weights
+
     def __init__(self, shards: Shards, setup: Setup) -> None:
         table, kind = shards.of, shards.kind
         self.shards, self.setup, self.table = shards, setup, table
@@ -129,7 +131,7 @@ class TorchRec:
     def tensor(self) -> Pair:
         """The shard's part of the weights; 4 bytes a row more for a quantised table."""
         rows, dim = Term(self.table.rows, "rows of the table"), Term(self.table.dim, "columns of the table")
-        whole = rows * dim * self.element + where(self.quantised, rows * 4, self.none)
+        whole = bytes_of(rows * dim * self.element) + where(self.quantised, rows * 4, self.none)
         in_hbm, in_ddr = self.located(self.step("weights of the table", whole))
         return self._part(in_hbm, rows, dim), self._part(in_ddr, rows, dim)
 
@@ -142,7 +144,7 @@ class TorchRec:
     def optimizer(self, tensor: Pair) -> Pair:
         """A multiple of the weights' bytes, by the columns of the whole table: 1 for optimizers it does not know."""
         dim = Term(self.table.dim, "columns of the table")
-        name, multiple = self.table.optimizer, where(self.table.optimizer == "adam", Term(2), Term(1))
+        name, multiple = self.table.optimizer, where(np.isin(self.table.optimizer, self.two_states), Term(2), Term(1))
         multiple = where(name == "rowwise_adagrad", Term(1) / dim, multiple)
         multiple = where((name == "none") | (name == "sgd"), Term(0), multiple)
         return ceil(tensor[0] * multiple), ceil(tensor[1] * multiple)
@@ -169,7 +171,8 @@ class TorchRec:
     def output(self) -> Term:
         """The rows that they get for it: a row block has its share of the ids, yet a partial sum for every bag."""
         rows_out = where(self.table.pooled, self.table.filled, self.ids)
-        return rows_out * self.asking * self.dim * self.output_bytes(self.element)
+        element = where(self.table.element_bytes < 1, Term(1, "bytes of packed weights"), self.element)
+        return rows_out * self.asking * self.dim * self.output_bytes(element)
 
     def output_bytes(self, untold: Term) -> Term:
         """Bytes of a number of the output: as told of the table, else those given."""
@@ -200,6 +203,8 @@ class Corrected(TorchRec):
     (`SplitTableBatchedEmbeddingBagsCodegen`, version 1.8). What no correction names is counted as TorchRec counts it.
     """
 
+    two_states = ("adam", "adamw")
+
     def tensor(self) -> Pair:
         """The weights that the shard has.
 
@@ -208,7 +213,7 @@ class Corrected(TorchRec):
         """
         trained = (self.table.element_bytes == 1) & ~self.quantised
         beside = where(trained, Term(INT8_ROW_BYTES, "bytes of scale and bias"), self.none)
-        return self.located(self.rows * (self.dim * self.element + beside))
+        return self.located(bytes_of(self.rows * (self.dim * self.element + beside)))
 
     def optimizer(self, tensor: Pair) -> Pair:
         """Numbers of the optimizer's state, 4 bytes each.
@@ -221,7 +226,8 @@ class Corrected(TorchRec):
         - Of tables in host memory it puts the state beside the weights, and part of it beside the cache again: FBGEMM
           keeps row-wise states on the device, all others in host memory, and caches neither.
 
-        Copies (dp) are trained by an optimizer of PyTorch's, and counted as TorchRec counts them.
+        Copies (dp) are trained by an optimizer of PyTorch's, and counted as TorchRec counts them, but for AdamW, of
+        which it counts 1 number a weight and PyTorch keeps 2.
         """
         of_rows, of_weights = self.states()
         hbm = of_rows + where(self.in_uvm, self.none, of_weights)

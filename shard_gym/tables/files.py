@@ -92,13 +92,12 @@ def save_pool(pool: TablePool, path: str | Path) -> None:
 def _parsed(columns: Columns, path: str) -> dict[str, Any]:
     """Arguments of make_pool."""
     values: dict[str, Any] = {c: _each(columns[c], _CELLS[c], path, c) for c in columns if c in _CELLS}
+    values |= {column: np.array(values[column], np.float32) for column in _PRECISE if column in columns}
     for column, precise in _PRECISE.items():
-        if column in columns and precise in columns:
-            raise CorruptFile(f"{path}: both {column} and {precise}: give one of the two")
-        if column in columns:
-            values[column] = np.array(values[column], np.float32)
-        elif precise in columns:
-            values[column] = np.array(values.pop(precise), np.float64)
+        if precise in columns:
+            if column in columns:
+                raise CorruptFile(f"{path}: both {column} and {precise}: give one of the two")
+            values[column] = values.pop(precise)
     for share in _SHARES:
         if (shares := _share_columns(columns, share, path)) is not None:
             values[share] = shares

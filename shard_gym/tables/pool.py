@@ -31,8 +31,8 @@ class TablePool:
     """N embedding tables, immutable, one array per property.
 
     `uses[i, b]` is the share of table i's distinct rows, `accesses[i, b]` the share of its lookups, that fall
-    in bin b of uses a reference batch. Pooling and bags are float32 where that holds every digit, else float64, as
-    TorchRec counts with: what is measured to float32 only is cast before. Shares of less than 2**24 rows and lookups give the counts back exactly;
+    in bin b of uses a reference batch. Pooling and bags are float32 where that holds every digit that is given, else
+    float64. Shares of less than 2**24 rows and lookups give the counts back exactly;
     where they do not (more, or shares that were rounded), `use_counts` finds whole numbers close to them.
     """
 
