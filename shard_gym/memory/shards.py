@@ -185,11 +185,11 @@ class Shards:
     column: np.ndarray
 
     @classmethod
-    def whole(cls, tables: Tables) -> Shards:
-        """Every table table-wise: one shard, which is all of it; not placed."""
-        n = len(tables.rows)
-        first = np.zeros(n, np.int64)
-        return cls(np.arange(n), np.full(n, "tw"), tables.rows, tables.dim, tables, np.full(n, -1), first, first)
+    def of_columns(cls, tables: Tables, table: np.ndarray, dim: np.ndarray) -> Shards:
+        """Shards with all rows and so many columns of tables, (S,) each, not placed: tw, or cw where some are left."""
+        of, unknown = tables.take(table), np.full(len(table), -1)
+        kind = np.where(dim < of.dim, "cw", "tw")
+        return cls(table, kind, of.rows, dim, of, unknown, unknown, unknown)
 
     def take(self, shards: np.ndarray) -> Shards:
         """The shards at these places, or where a mask is true."""

@@ -65,7 +65,7 @@ def storage(shards: Shards, setup: Setup, accounting: str = "torchrec") -> Stora
     """
     if accounting not in FORMULAS:
         raise UnknownName("accounting", accounting, FORMULAS)
-    if FORMULAS[accounting] is Training and (odd := set(shards.of.kernel.tolist()) - {"fused", "dense"}):
+    if FORMULAS[accounting] is Training and (odd := set(shards.of.kernel.tolist()) & set(QUANTISED)):
         raise InvalidTask(f"accounting {accounting!r} knows no kernel {min(odd)!r}: take torchrec or true")
     count = FORMULAS[accounting](shards, setup)
     none = count.none, count.none
@@ -155,6 +155,13 @@ class TorchRec:
         of_rows = self.rows * Term(a_row, "bytes of state a row")
         return of_rows, self.rows * self.dim * Term(a_weight, "bytes of state a weight")
 
+    def placed_states(self) -> Pair:
+        """FBGEMM's states in HBM, which are row-wise ones and all of tables there, and in DDR, the others."""
+        of_rows, of_weights = self.states()
+        if self.setup.device == "cpu":
+            return self.none, of_rows + of_weights
+        return of_rows + where(self.in_uvm, self.none, of_weights), where(self.in_uvm, of_weights, self.none)
+
     def cache(self) -> Term:
         """4 bytes for each row that may be cached, 16 for each that is."""
         kept = where(self.cached, ceil(self.rows * (self.load * 16 + 4)), self.none)
@@ -229,13 +236,9 @@ class Corrected(TorchRec):
         Copies (dp) are trained by an optimizer of PyTorch's, and counted as TorchRec counts them, but for AdamW, of
         which it counts 1 number a weight and PyTorch keeps 2.
         """
-        of_rows, of_weights = self.states()
-        hbm = of_rows + where(self.in_uvm, self.none, of_weights)
-        ddr = where(self.in_uvm, of_weights, self.none)
-        if self.setup.device == "cpu":
-            hbm, ddr = self.none, of_rows + of_weights
-        copied, of_copies = self.table.kernel == "dense", super().optimizer(tensor)
-        return where(copied, of_copies[0], hbm), where(copied, of_copies[1], ddr)
+        kept, of_copies = self.placed_states(), super().optimizer(tensor)
+        copied = self.table.kernel == "dense"
+        return where(copied, of_copies[0], kept[0]), where(copied, of_copies[1], kept[1])
 
     def gradient(self, tensor: Pair) -> Term:
         """Copies (dp) have a gradient of all their weights, which ranks add up; TorchRec counts none.
@@ -275,13 +278,16 @@ class Training(TorchRec):
     """Weights and the optimizer's state: what a task counts unless told."""
 
     def tensor(self) -> Pair:
-        """The weights of the shard."""
-        return self.rows * self.dim * self.element, self.none
+        """The weights of the shard, where they are kept; of a cached table those in the cache too."""
+        return self.located(bytes_of(self.rows * self.dim * self.element))
 
     def optimizer(self, tensor: Pair) -> Pair:
-        """Numbers of the optimizer's state, 4 bytes each."""
-        of_rows, of_weights = self.states()
-        return of_rows + of_weights, self.none
+        """Numbers of the optimizer's state, 4 bytes each, where FBGEMM keeps them."""
+        return self.placed_states()
+
+    def cache(self) -> Term:
+        """None is counted, nor are buffers."""
+        return self.none
 
     def buffers(self, ids: Term, output: Term) -> Term:
         """None is counted."""
