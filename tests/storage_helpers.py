@@ -25,7 +25,7 @@ CLASSES = (
     "PartialRowWiseAdam",
     "PartialRowWiseLAMB",
 )
-CLASSES += ("torch.SGD", "torch.Adam", "torch.Adagrad")
+CLASSES += ("torch.SGD", "torch.Adam", "torch.Adagrad", "torch.AdamW", "torch.RMSprop")
 
 
 def drawn_table(rng, pooled, sharder, device):

@@ -69,14 +69,19 @@ def test_quantised_tables_are_torchrecs_to_the_byte(inference):
     from torchrec.types import DataType
 
     given = [(1001, 64, DataType.INT8), (5, 512, DataType.INT8), (77, 96, DataType.FP16)]
+    given += [(33, 192, DataType.INT4), (123_457, 64, DataType.INT4), (9, 256, DataType.INT2)]
+    packed = {DataType.INT4: 0.5, DataType.INT2: 0.25}
     configs = [EmbeddingBagConfig(r, d, f"t{r}", kind, [f"f{r}"]) for r, d, kind in given]
     module, setup = EmbeddingBagCollection(configs, False, torch.device("meta")), Setup(8, inference=inference)
     widths = [parts.weight.shape[1] for parts in module.embedding_bags.values()]
     for kind in ("tw", "cw", "rw"):
         for kernel in ("quant", "quant_uvm", "quant_uvm_caching"):
             told = {c.name: ParameterConstraints([TYPES[kind]], [kernel]) for c in configs}
-            tables = [Table(c.num_embeddings, w, 1, kernel=kernel) for c, w in zip(configs, widths, strict=True)]
-            ours = shards(tables, [kind] * 3, setup)
+            tables = [
+                Table(c.num_embeddings, w, packed.get(c.data_type, 1), kernel=kernel)
+                for c, w in zip(configs, widths, strict=True)
+            ]
+            ours = shards(tables, [kind] * len(tables), setup)
             found = storage(ours, setup)
             theirs = enumerated(module, QuantEmbeddingBagCollectionSharder(), told, setup)
             expected = [(hbm, ddr) for name in theirs for *_, hbm, ddr in theirs[name]]
@@ -149,6 +154,8 @@ def test_what_is_not_modelled_is_refused():
             Table(10, 16, **wrong)
     with pytest.raises(InvalidPool):
         Table(10, 0)
+    with pytest.raises(InvalidPool, match="quantised"):
+        Table(10, 16, 0.5)
     for wrong in ({"device": "mtia"}, {"pipeline": "semi_sync"}):
         with pytest.raises(UnknownName):
             Setup(2, **wrong)

@@ -179,7 +179,7 @@ def test_tables_in_host_memory_fill_ddr():
     assert stats.ranks[0].ddr_bytes == task.tables.weight_bytes.sum() > 10**5
     assert any("of DDR" in problem for problem in stats.problems) and "kernel fused_uvm" in stats.notes[0]
     with pytest.raises(InvalidTask, match="kernel"):
-        plan_stats(four_ranks(), Plan((0,) * 5), tables=tables_of(task, "fused_uvm"))
+        plan_stats(four_ranks(), Plan((0,) * 5), tables=tables_of(task, "quant"))
 
 
 def test_broken_constraints_are_told():

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shard_gym.errors import SimulatorError
-from shard_gym.memory.usage import table_bytes
+from shard_gym.memory.usage import piece_bytes
 from shard_gym.simulators.base import GRAIN, PASSES, Factors, FastSimulator, Maxima, Simulator
 from shard_gym.simulators.networks import HIGHEST, LOWEST_FACTOR, ROOT_OFFSET
 from shard_gym.task.task import Constraints, Task
@@ -81,7 +81,8 @@ def pieces_of(task: Task, simulator: FastSimulator) -> Pieces:
     depths = []
     while True:
         at_depth = replace(task, tables=task.tables.with_(dim=dim), constraints=Constraints())
-        depths.append((simulator.embed(at_depth), parts, table_bytes(at_depth), at_depth.tables.columns_sent))
+        size = piece_bytes(task, np.arange(task.num_tables), dim)
+        depths.append((simulator.embed(at_depth), parts, size, at_depth.tables.columns_sent))
         may &= dim % 8 == 0
         if not may.any():
             embedding, made, size, columns = (np.stack(column) for column in zip(*depths, strict=True))

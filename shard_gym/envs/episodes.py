@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from shard_gym.memory.usage import table_bytes
 from shard_gym.plan.nodes import Nodes, Options
 from shard_gym.plan.rules import Rules
 from shard_gym.simulators import FastSimulator, Latency, Simulator, single_costs
@@ -76,7 +75,7 @@ class Prepared:
     @cached_property
     def sizes(self) -> np.ndarray:
         """Bytes of a piece of each node on its device, (M,) int64."""
-        return table_bytes(self.nodes.pieces)
+        return self.nodes.size
 
     @cached_property
     def options(self) -> Options:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shard_gym.envs.states import State
-from shard_gym.memory.usage import table_bytes
+from shard_gym.memory.usage import piece_bytes
 from shard_gym.tables.pool import GB
 
 _BAR = 30  # characters of the longest bar
@@ -35,7 +35,7 @@ def waiting(state: State) -> Waiting | None:
         return None
     p, node = state.episode.prepared, int(state.episode.order[state.position])
     tables, level, plan = p.nodes.pieces.tables, int(p.nodes.level[node]), state.plan()
-    left = np.array(plan.device) < 0
+    left, (source, _, dim) = np.array(plan.device) < 0, p.task.pieces(plan.splits)
     return Waiting(
         name=tables.name[node] if level == 0 else f"1/{2**level} of {tables.name[node]}",
         rows=int(tables.rows[node]),
@@ -45,7 +45,7 @@ def waiting(state: State) -> Waiting | None:
         alone=None if p.embedding is None else float(p.alone[node]),
         shares=np.stack([tables.uses[node], tables.accesses[node]]),
         count=int(left.sum()),
-        total=int(table_bytes(p.task.split(plan.splits))[left].sum()),
+        total=int(piece_bytes(p.task, *(np.array(column)[left] for column in (source, dim))).sum()),
     )
 
 

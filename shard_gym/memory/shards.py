@@ -17,6 +17,7 @@ KINDS = (*constraints.KINDS, "twcw")  # those of a plan, and one that TorchRec h
 CACHED = ("fused_uvm_caching", "quant_uvm_caching")
 IN_UVM = ("fused_uvm", "quant_uvm", *CACHED)  # kept in the host's memory, which the device reads
 QUANTISED = ("quant", "quant_uvm", "quant_uvm_caching")
+PACKED = (0.5, 0.25)  # bytes of a weight of int4 and int2
 KERNELS = ("fused", "dense", "fused_uvm", "fused_uvm_caching", *QUANTISED)
 PIPELINES = ("none", "train_base", "train_sparse_dist", "train_prefetch_sparse_dist")
 DEVICES = ("cuda", "cpu")
@@ -30,9 +31,12 @@ STATES = {  # of each optimizer in FBGEMM: bytes a row, and bytes a weight, fp32
     "partial_rowwise_lamb": (4, 4),
     "adam": (0, 8),
     "lamb": (0, 8),
+    "adamw": (0, 8),  # of PyTorch, for copies (dp); FBGEMM has neither
+    "rmsprop": (0, 4),
 }
 ID_BYTES = 8  # 32-bit ids are turned into 64-bit ones
 CACHE_LOAD_FACTOR = 0.2  # torchrec.distributed.planner.constants.UVM_CACHING_RATIO
+ROUNDING = 1e-14  # of a sum of several features in float64, relative
 LEAST_COLUMNS = 128  # torchrec.distributed.planner.constants.MIN_CW_DIM
 
 
@@ -50,8 +54,8 @@ class Table:
     """One table as TorchRec sees it."""
 
     rows: int
-    dim: int  # columns of the parameter; of a quantised one its bytes a row, padding, scale and bias among them
-    element_bytes: int = 4
+    dim: int  # columns of the parameter; of a quantised one padding, scale and bias among them
+    element_bytes: float = 4  # 0.5 and 0.25 of an int4 and an int2 table, which are quantised
     features: tuple[Feature, ...] = (Feature(),)
     pooled: bool = True  # of an EmbeddingBagCollection; an EmbeddingCollection returns every row looked up
     weighted: bool = False  # ids come with weights
@@ -69,6 +73,12 @@ class Table:
         numbers = (self.rows, self.dim, self.element_bytes, self.prefetch_passes, self.cache_load_factor)
         if not all(number > 0 for number in numbers) or not self.features:
             raise InvalidPool(f"a table has rows, columns, a load factor, passes and features: none is 0 in {self}")
+        whole = self.element_bytes == int(self.element_bytes)
+        if not (whole or (self.kernel in QUANTISED and self.element_bytes in PACKED)):
+            raise InvalidPool(
+                f"a weight of {self.element_bytes:g} bytes: less than one are {PACKED} of quantised tables, for "
+                f"inference, whose kernels are {', '.join(QUANTISED)}; this one's is {self.kernel}"
+            )
 
 
 @dataclass(frozen=True)
@@ -137,13 +147,18 @@ class Tables:
         """A task's tables: pooled, in the device's memory, their ids without weights, spread evenly over the bags."""
         tables, n, batch = task.tables, task.num_tables, Setup.of(task).batch
         pooling, bags = tables.pooling.astype(np.float64), tables.bags.astype(np.float64)
+        ids, filled = pooling * batch, np.minimum(bags, pooling) * batch
+        for looked_up in (ids, filled):  # TorchRec adds up features, products of whole numbers often: so does this
+            near = np.rint(looked_up)
+            summed = (bags != 1) & (abs(looked_up - near) <= ROUNDING * near)
+            looked_up[summed] = near[summed]
         return cls(
             rows=tables.rows,
             dim=tables.dim.astype(np.int64),
             element_bytes=tables.element_bytes,
-            ids=Term(pooling * batch),
+            ids=Term(ids),
             bags=Term(bags * batch),
-            filled=Term(np.minimum(bags, pooling) * batch),
+            filled=Term(filled),
             pooled=np.full(n, True),
             weighted=np.full(n, False),
             optimizer=np.full(n, task.optimizer),
@@ -173,11 +188,11 @@ class Shards:
     column: np.ndarray
 
     @classmethod
-    def whole(cls, tables: Tables) -> Shards:
-        """Every table table-wise: one shard, which is all of it; not placed."""
-        n = len(tables.rows)
-        first = np.zeros(n, np.int64)
-        return cls(np.arange(n), np.full(n, "tw"), tables.rows, tables.dim, tables, np.full(n, -1), first, first)
+    def of_columns(cls, tables: Tables, table: np.ndarray, dim: np.ndarray) -> Shards:
+        """Shards with all rows and so many columns of tables, (S,) each, not placed: tw, or cw where some are left."""
+        of, unknown = tables.take(table), np.full(len(table), -1)
+        kind = np.where(dim < of.dim, "cw", "tw")
+        return cls(table, kind, of.rows, dim, of, unknown, unknown, unknown)
 
     def take(self, shards: np.ndarray) -> Shards:
         """The shards at these places, or where a mask is true."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from shard_gym.errors import InvalidTask, UnknownName
 from shard_gym.memory.shards import CACHED, ID_BYTES, IN_UVM, QUANTISED, STATES, Setup, Shards
-from shard_gym.memory.terms import Step, Term, ceil, rounded, truncated, where
+from shard_gym.memory.terms import Step, Term, bytes_of, ceil, rounded, truncated, where
 
 INPUTS = {"train_sparse_dist": 2, "train_prefetch_sparse_dist": 3}  # batches whose ids are held at once; else 1
 INT8_ROW_BYTES = 8  # scale and bias of a row of int8 weights, fp32 each
@@ -65,7 +65,7 @@ def storage(shards: Shards, setup: Setup, accounting: str = "torchrec") -> Stora
     """
     if accounting not in FORMULAS:
         raise UnknownName("accounting", accounting, FORMULAS)
-    if FORMULAS[accounting] is Training and (odd := set(shards.of.kernel.tolist()) - {"fused", "dense"}):
+    if FORMULAS[accounting] is Training and (odd := set(shards.of.kernel.tolist()) & set(QUANTISED)):
         raise InvalidTask(f"accounting {accounting!r} knows no kernel {min(odd)!r}: take torchrec or true")
     count = FORMULAS[accounting](shards, setup)
     none = count.none, count.none
@@ -89,6 +89,8 @@ def storage(shards: Shards, setup: Setup, accounting: str = "torchrec") -> Stora
 
 class TorchRec:
     """TorchRec 1.8's formulas. Floats are multiplied and rounded in its order: its bytes are those of that order."""
+
+    two_states: tuple[str, ...] = ("adam",)  # optimizers that are charged twice the bytes of the weights
 
     def __init__(self, shards: Shards, setup: Setup) -> None:
         table, kind = shards.of, shards.kind
@@ -129,7 +131,7 @@ class TorchRec:
     def tensor(self) -> Pair:
         """The shard's part of the weights; 4 bytes a row more for a quantised table."""
         rows, dim = Term(self.table.rows, "rows of the table"), Term(self.table.dim, "columns of the table")
-        whole = rows * dim * self.element + where(self.quantised, rows * 4, self.none)
+        whole = bytes_of(rows * dim * self.element) + where(self.quantised, rows * 4, self.none)
         in_hbm, in_ddr = self.located(self.step("weights of the table", whole))
         return self._part(in_hbm, rows, dim), self._part(in_ddr, rows, dim)
 
@@ -142,7 +144,7 @@ class TorchRec:
     def optimizer(self, tensor: Pair) -> Pair:
         """A multiple of the weights' bytes, by the columns of the whole table: 1 for optimizers it does not know."""
         dim = Term(self.table.dim, "columns of the table")
-        name, multiple = self.table.optimizer, where(self.table.optimizer == "adam", Term(2), Term(1))
+        name, multiple = self.table.optimizer, where(np.isin(self.table.optimizer, self.two_states), Term(2), Term(1))
         multiple = where(name == "rowwise_adagrad", Term(1) / dim, multiple)
         multiple = where((name == "none") | (name == "sgd"), Term(0), multiple)
         return ceil(tensor[0] * multiple), ceil(tensor[1] * multiple)
@@ -152,6 +154,13 @@ class TorchRec:
         a_row, a_weight = np.array([STATES[optimizer] for optimizer in self.table.optimizer.tolist()]).T
         of_rows = self.rows * Term(a_row, "bytes of state a row")
         return of_rows, self.rows * self.dim * Term(a_weight, "bytes of state a weight")
+
+    def placed_states(self) -> Pair:
+        """FBGEMM's states in HBM, which are row-wise ones and all of tables there, and in DDR, the others."""
+        of_rows, of_weights = self.states()
+        if self.setup.device == "cpu":
+            return self.none, of_rows + of_weights
+        return of_rows + where(self.in_uvm, self.none, of_weights), where(self.in_uvm, of_weights, self.none)
 
     def cache(self) -> Term:
         """4 bytes for each row that may be cached, 16 for each that is."""
@@ -169,7 +178,8 @@ class TorchRec:
     def output(self) -> Term:
         """The rows that they get for it: a row block has its share of the ids, yet a partial sum for every bag."""
         rows_out = where(self.table.pooled, self.table.filled, self.ids)
-        return rows_out * self.asking * self.dim * self.output_bytes(self.element)
+        element = where(self.table.element_bytes < 1, Term(1, "bytes of packed weights"), self.element)
+        return rows_out * self.asking * self.dim * self.output_bytes(element)
 
     def output_bytes(self, untold: Term) -> Term:
         """Bytes of a number of the output: as told of the table, else those given."""
@@ -200,6 +210,8 @@ class Corrected(TorchRec):
     (`SplitTableBatchedEmbeddingBagsCodegen`, version 1.8). What no correction names is counted as TorchRec counts it.
     """
 
+    two_states = ("adam", "adamw")
+
     def tensor(self) -> Pair:
         """The weights that the shard has.
 
@@ -208,7 +220,7 @@ class Corrected(TorchRec):
         """
         trained = (self.table.element_bytes == 1) & ~self.quantised
         beside = where(trained, Term(INT8_ROW_BYTES, "bytes of scale and bias"), self.none)
-        return self.located(self.rows * (self.dim * self.element + beside))
+        return self.located(bytes_of(self.rows * (self.dim * self.element + beside)))
 
     def optimizer(self, tensor: Pair) -> Pair:
         """Numbers of the optimizer's state, 4 bytes each.
@@ -221,15 +233,12 @@ class Corrected(TorchRec):
         - Of tables in host memory it puts the state beside the weights, and part of it beside the cache again: FBGEMM
           keeps row-wise states on the device, all others in host memory, and caches neither.
 
-        Copies (dp) are trained by an optimizer of PyTorch's, and counted as TorchRec counts them.
+        Copies (dp) are trained by an optimizer of PyTorch's, and counted as TorchRec counts them, but for AdamW, of
+        which it counts 1 number a weight and PyTorch keeps 2.
         """
-        of_rows, of_weights = self.states()
-        hbm = of_rows + where(self.in_uvm, self.none, of_weights)
-        ddr = where(self.in_uvm, of_weights, self.none)
-        if self.setup.device == "cpu":
-            hbm, ddr = self.none, of_rows + of_weights
-        copied, of_copies = self.table.kernel == "dense", super().optimizer(tensor)
-        return where(copied, of_copies[0], hbm), where(copied, of_copies[1], ddr)
+        kept, of_copies = self.placed_states(), super().optimizer(tensor)
+        copied = self.table.kernel == "dense"
+        return where(copied, of_copies[0], kept[0]), where(copied, of_copies[1], kept[1])
 
     def gradient(self, tensor: Pair) -> Term:
         """Copies (dp) have a gradient of all their weights, which ranks add up; TorchRec counts none.
@@ -269,13 +278,16 @@ class Training(TorchRec):
     """Weights and the optimizer's state: what a task counts unless told."""
 
     def tensor(self) -> Pair:
-        """The weights of the shard."""
-        return self.rows * self.dim * self.element, self.none
+        """The weights of the shard, where they are kept; of a cached table those in the cache too."""
+        return self.located(bytes_of(self.rows * self.dim * self.element))
 
     def optimizer(self, tensor: Pair) -> Pair:
-        """Numbers of the optimizer's state, 4 bytes each."""
-        of_rows, of_weights = self.states()
-        return of_rows + of_weights, self.none
+        """Numbers of the optimizer's state, 4 bytes each, where FBGEMM keeps them."""
+        return self.placed_states()
+
+    def cache(self) -> Term:
+        """None is counted, nor are buffers."""
+        return self.none
 
     def buffers(self, ids: Term, output: Term) -> Term:
         """None is counted."""

@@ -136,6 +136,11 @@ def ceil(term: Term) -> Term:
     return Term(value, sign="ceil", parts=(term,))
 
 
+def bytes_of(term: Term) -> Term:
+    """A term as it is if its values are whole numbers, else rounded up."""
+    return term if np.asarray(term.value).dtype.kind == "i" else ceil(term)
+
+
 def rounded(term: Term) -> Term:
     """The nearest whole number, the even one of two."""
     return Term(np.rint(term.value).astype(np.int64), sign="round", parts=(term,))

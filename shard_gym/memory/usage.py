@@ -15,12 +15,20 @@ def table_bytes(task: Task) -> np.ndarray:
     Accounting "weights" counts the weights, as the papers do; "training" adds the optimizer's state. "torchrec" is
     what TorchRec's planner counts by default, input and output of a batch too; "true" is the same corrected, see
     `shard_gym.memory.storage`. Both take a table to be pooled, its ids without weights and spread evenly over its
-    bags, and ranks to have the same number of samples each, rounded up. A split table's piece is a table of its own.
+    bags, and ranks to have the same number of samples each, rounded up.
     """
-    if task.accounting in OF_A_BATCH:
-        return shard_storage(task, Shards.whole(Tables.of_task(task))).hbm.bytes
-    weights = task.tables.weight_bytes
-    return weights if task.accounting == "weights" else weights + optimizer_bytes(task)
+    if task.accounting == "weights":
+        return task.tables.weight_bytes
+    return piece_bytes(task, np.arange(task.num_tables), task.tables.dim)
+
+
+def piece_bytes(task: Task, table: np.ndarray, dim: np.ndarray) -> np.ndarray:
+    """Bytes of pieces of tables, each on one device: so many columns of a table, (P,) each -> (P,) int64."""
+    dim, tables = dim.astype(np.int64), task.tables
+    if task.accounting not in OF_A_BATCH:
+        a_row, a_weight = (0, 0) if task.accounting == "weights" else STATES[task.optimizer]
+        return tables.rows[table] * (a_row + (tables.element_bytes[table] + a_weight) * dim)
+    return shard_storage(task, Shards.of_columns(Tables.of_task(task), table, dim)).hbm.bytes
 
 
 def optimizer_bytes(task: Task) -> np.ndarray:

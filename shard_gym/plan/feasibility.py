@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from shard_gym.errors import InfeasibleTask
-from shard_gym.memory.usage import device_bytes, table_bytes
+from shard_gym.memory.usage import device_bytes, piece_bytes, table_bytes
 from shard_gym.plan.nodes import Options
 from shard_gym.plan.placing import Placing
 from shard_gym.plan.plan import Plan
@@ -155,7 +155,7 @@ def _finest(task: Task) -> tuple[np.ndarray, np.ndarray]:
     may[list(task.constraints.no_split)] = False
     while (may := may & (dim % 8 == 0)).any():
         dim, parts = np.where(may, dim // 2, dim), np.where(may, 2 * parts, parts)
-    return parts, table_bytes(replace(task, tables=task.tables.with_(dim=dim), constraints=Constraints()))
+    return parts, piece_bytes(task, np.arange(task.num_tables), dim)
 
 
 def first_fit_decreasing(task: Task) -> np.ndarray:

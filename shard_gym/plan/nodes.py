@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from shard_gym.memory.usage import table_bytes
+from shard_gym.memory.usage import piece_bytes, table_bytes
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.rules import Rules, kept_whole
 from shard_gym.task.task import Constraints, Task
@@ -59,6 +59,11 @@ class Nodes:
         tables = self.task.tables.take(self.table)
         halved = tables.with_(dim=tables.dim >> self.level.astype(np.int32))
         return replace(self.task, tables=halved, constraints=Constraints())
+
+    @cached_property
+    def size(self) -> np.ndarray:
+        """Bytes of a piece of each node on its device, (M,) int64."""
+        return piece_bytes(self.task, self.table, self.task.tables.dim[self.table] >> self.level)
 
     def clamped(self, key: np.ndarray) -> np.ndarray:
         """A key of each node, made no larger than that of the node it is half of, (M,)."""

@@ -71,7 +71,7 @@ def read_pool(
         raise InvalidPool(f"{path} has {n} tables: give one dim or {n}, not shape {np.shape(dim)}")
     make_pool(np.full(n, ROWS_MIN), dim, dtype=dtype)  # refuses bad dims before the file is read
     rows, distinct = np.zeros((2, n), np.int64)
-    pooling = np.zeros(n)
+    pooling = np.zeros(n, np.float32)
     uses, accesses = np.zeros((2, n, NUM_BINS), np.float32)
     for t, (indices, _) in enumerate(file.traces()):
         rows[t] = max(ROWS_MIN, indices.max(initial=-1) + 1)

@@ -14,6 +14,7 @@ A file holds one row a table. Only `rows` is required:
     bags             pooled rows that a sample gets back, one for each feature of the table; 1 if missing
     uses_0 ... uses_16          share of the distinct rows used 1, 2, 3-4, 5-8, ... times in that batch
     accesses_0 ... accesses_16  share of the lookups that go to those rows
+    pooling64, bags64  in the place of pooling and bags, which are float32: numbers of which that would lose digits
     reference_batch  samples in that batch, the same in every row; 65536 if missing
 
 `distinct`, `uses` and `accesses` describe one histogram: all three, or none, and then lookups are spread over
@@ -54,6 +55,7 @@ _SHARES = ("uses", "accesses")
 _BINS = {share: tuple(f"{share}_{b}" for b in range(NUM_BINS)) for share in _SHARES}
 _REAL_MAX = 2.0**128 - 2.0**103  # what is not below rounds to infinity in float32
 _WRITTEN = ("name", "rows", "dim", "pooling", "dtype", "distinct", "bags")
+_PRECISE = {"pooling": "pooling64", "bags": "bags64"}  # columns of float64, where float32 would lose digits
 # What CSV and Parquet files hold, in this order; bags only where a table has more or less than 1.
 COLUMNS = (*_WRITTEN, *_BINS["uses"], *_BINS["accesses"], "reference_batch")
 
@@ -65,7 +67,7 @@ def load_pool(path: str | Path) -> TablePool:
     """Read a .json, .csv or .parquet file of tables."""
     path = Path(path)
     columns = _format(path)[0](path)
-    if unknown := set(columns) - {*COLUMNS, *_SHARES}:
+    if unknown := set(columns) - {*COLUMNS, *_SHARES, *_PRECISE.values()}:
         raise CorruptFile(f"{path}: unknown columns {sorted(unknown)}; known are {', '.join(COLUMNS)}")
     if "rows" not in columns:
         raise CorruptFile(f"{path}: no column rows, the one that every pool needs")
@@ -90,6 +92,12 @@ def save_pool(pool: TablePool, path: str | Path) -> None:
 def _parsed(columns: Columns, path: str) -> dict[str, Any]:
     """Arguments of make_pool."""
     values: dict[str, Any] = {c: _each(columns[c], _CELLS[c], path, c) for c in columns if c in _CELLS}
+    values |= {column: np.array(values[column], np.float32) for column in _PRECISE if column in columns}
+    for column, precise in _PRECISE.items():
+        if precise in columns:
+            if column in columns:
+                raise CorruptFile(f"{path}: both {column} and {precise}: give one of the two")
+            values[column] = values.pop(precise)
     for share in _SHARES:
         if (shares := _share_columns(columns, share, path)) is not None:
             values[share] = shares
@@ -176,6 +184,8 @@ _CELLS: dict[str, Callable[[Any], Any]] = {
     "dtype": _dtype,
     "distinct": _integer(64),
     "bags": _real,
+    "pooling64": _real,
+    "bags64": _real,
     "reference_batch": _integer(64),
 }
 
@@ -236,7 +246,8 @@ def _distinct(names: list[str], path: Path) -> list[str]:
 
 
 def _json(pool: TablePool) -> str:
-    columns = {c: _plain(getattr(pool, c)) for c in (*_written(pool), *_SHARES)}
+    columns = {name: _plain(column) for name, column in _written(pool).items()}
+    columns |= {share: _plain(getattr(pool, share)) for share in _SHARES}
     tables = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     lines = ",\n".join(json.dumps(table) for table in tables)
     return f'{{"schema": "{SCHEMA}", "reference_batch": {pool.reference_batch}, "tables": [\n{lines}\n]}}\n'
@@ -260,14 +271,16 @@ def _parquet(pool: TablePool) -> bytes:
 
 def _flat(pool: TablePool) -> dict[str, Any]:
     """The columns that are written, of COLUMNS."""
-    told = {column: getattr(pool, column) for column in _written(pool)}
+    told = _written(pool)
     for share in _SHARES:
         told |= zip(_BINS[share], getattr(pool, share).T, strict=True)
     return told | {"reference_batch": np.full(len(pool), pool.reference_batch, np.int64)}
 
 
-def _written(pool: TablePool) -> tuple[str, ...]:
-    return _WRITTEN if (pool.bags != 1).any() else _WRITTEN[:-1]
+def _written(pool: TablePool) -> dict[str, Any]:
+    columns = {c: getattr(pool, c) for c in (_WRITTEN if (pool.bags != 1).any() else _WRITTEN[:-1])}
+    precise = {c for c in _PRECISE if c in columns and columns[c].dtype == np.float64}
+    return {_PRECISE[c] if c in precise else c: column for c, column in columns.items()}
 
 
 def _plain(column: Any) -> list[Any]:

@@ -101,7 +101,7 @@ def _pool(
     return TablePool(
         rows=rows,
         dim=np.full(len(rows), 16),
-        pooling=lookups / batch,
+        pooling=(lookups / batch).astype(np.float32),
         distinct=distinct,
         uses=touched / np.maximum(distinct, 1)[:, None],
         accesses=looked_up / np.maximum(lookups, 1)[:, None],

@@ -20,6 +20,7 @@ ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 FEATURES = ("dim", "rows", "pooling", "size_gb", *(f"uses_{b}" for b in range(NUM_BINS)))
 
 _DTYPES = {"rows": np.int64, "dim": np.int32, "pooling": np.float32, "distinct": np.int64, "bags": np.float32}
+_PRECISE = ("pooling", "bags")  # float64 where float32 would lose digits
 _SHARES = ("uses", "accesses")
 EXACT = 2.0**53  # bytes and lookups stay below it, as sums of them pass through float64
 STATE_BYTES = 8  # the most that an optimizer keeps beside a weight (Adam)
@@ -30,20 +31,21 @@ class TablePool:
     """N embedding tables, immutable, one array per property.
 
     `uses[i, b]` is the share of table i's distinct rows, `accesses[i, b]` the share of its lookups, that fall
-    in bin b of uses a reference batch. Shares of less than 2**24 rows and lookups give the counts back exactly;
+    in bin b of uses a reference batch. Pooling and bags are float32 where that holds every digit that is given, else
+    float64. Shares of less than 2**24 rows and lookups give the counts back exactly;
     where they do not (more, or shares that were rounded), `use_counts` finds whole numbers close to them.
     """
 
     rows: np.ndarray  # (N,) int64
     dim: np.ndarray  # (N,) int32, columns of one row
-    pooling: np.ndarray  # (N,) float32, mean ids looked up per sample
+    pooling: np.ndarray  # (N,) mean ids looked up per sample
     distinct: np.ndarray  # (N,) int64, rows touched in one reference batch
     uses: np.ndarray  # (N, 17) float32
     accesses: np.ndarray  # (N, 17) float32
     name: tuple[str, ...]
     dtype: tuple[str, ...]  # of the weights, a key of ELEMENT_BYTES
     reference_batch: int = REFERENCE_BATCH
-    # (N,) float32, pooled rows that a sample gets back: one a feature, times its poolings; one number is every table's
+    # (N,) pooled rows that a sample gets back: one a feature, times its poolings; one number is every table's
     bags: np.ndarray = field(default_factory=lambda: np.ones((), np.float32))
 
     def __post_init__(self) -> None:
@@ -190,6 +192,8 @@ def _frozen(column: str, values: Any, dtype: Any) -> np.ndarray:
         given = np.asarray(values)
         with np.errstate(invalid="ignore", over="ignore"):  # what does not fit is refused below
             array = np.array(given, dtype=dtype)
+            if column in _PRECISE and (array != (exact := np.array(given, np.float64))).any():
+                array = exact
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidPool(f"column {column} cannot be read as {np.dtype(dtype)}: {error}") from error
     if np.issubdtype(dtype, np.integer) and given.dtype.kind in "iuf" and not np.array_equal(given, array):

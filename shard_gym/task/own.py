@@ -31,6 +31,10 @@ class TaskSettings(TypedDict, total=False):
     links: Links | None  # those of the simulator's preset unless told
     constraints: Constraints
     splits_allowed: bool
+    kinds: Sequence[str]  # of sharding: tw unless told, and cw where splits are allowed
+    residences: Sequence[str]  # where rows may live: hbm unless told
+    host_memory: int  # bytes of its host's memory that each device may fill with tables
+    host_link: float | None  # bytes a millisecond to it
     name: str  # the file's unless told
 
 

@@ -197,8 +197,8 @@ class Task:
 
     @property
     def _schema(self) -> str:
-        precise = self.tables.pooling.dtype != np.float32
-        return SCHEMA_2 if precise or self.constraints.kinds or self._news() else SCHEMA
+        exact = {self.tables.pooling.dtype, self.tables.bags.dtype} != {np.dtype(np.float32)}
+        return SCHEMA_2 if exact or self.constraints.kinds or self._news() else SCHEMA
 
 
 def _columns(tables: TablePool) -> tuple[str, ...]:

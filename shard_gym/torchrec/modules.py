@@ -36,6 +36,8 @@ OPTIMIZER_CLASSES = {  # by the name of the class given to `apply_optimizer_in_b
     "LarsSGD": "lars_sgd",
     "PartialRowWiseAdam": "partial_rowwise_adam",
     "PartialRowWiseLAMB": "partial_rowwise_lamb",
+    "AdamW": "adamw",
+    "RMSprop": "rmsprop",
 }
 
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from shard_gym.errors import MissingDependency
-from shard_gym.memory.usage import table_bytes
 from shard_gym.plan.nodes import Nodes
 from shard_gym.plan.plan import Plan
 from shard_gym.task.links import Links
@@ -98,7 +97,7 @@ class Model:
 
     def memory(self, over: int | None = None) -> None:
         """Add rows of each device's bytes, less what variable `over` says it may have too many, in megabytes."""
-        size = table_bytes(self.nodes.pieces) / MEGABYTE
+        size = self.nodes.size / MEGABYTE
         for k, capacity in enumerate(self.nodes.task.memory):
             extra = [] if over is None else [over]
             self.row(-INFINITY, [*self.place[:, k], *extra], [*size, *(-1.0 for _ in extra)], capacity / MEGABYTE)

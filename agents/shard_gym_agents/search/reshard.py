@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from shard_gym.errors import InfeasibleTask, InvalidTask
-from shard_gym.memory.usage import device_sums, table_bytes
+from shard_gym.memory.usage import device_sums, piece_bytes
 from shard_gym.plan.moves import aligned, delta, moved_bytes
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.rules import Rules
@@ -195,14 +195,12 @@ class Pieces:
     def __init__(self, task: Task, plan: Plan, costs: Costs) -> None:
         self.task, self.costs, self.splits = task, costs, plan.splits
         tables, c = task.split(plan.splits), task.constraints
-        source = list(range(task.num_tables))
-        for i in plan.splits:
-            source.append(source[i])
+        source, _, dim = task.pieces(plan.splits)
         self.table = np.array(source)
         self.of = self._joined()
         # the last of each array stands for no piece
         self.embedding = self._summed(costs.planner.embed(tables))
-        self.size = self._summed(table_bytes(tables))
+        self.size = self._summed(piece_bytes(task, self.table, np.array(dim)))
         self.load = self._summed(moved_bytes(tables))  # bytes to move
         self.home = np.zeros(len(self.size), np.int64)
         self.home[self.of[::-1]] = np.array(c.base)[self.table[::-1]]  # of the first table, where several are one

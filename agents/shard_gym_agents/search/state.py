@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shard_gym.errors import InvalidTask
-from shard_gym.memory.usage import device_sums, table_bytes
+from shard_gym.memory.usage import device_sums
 from shard_gym.plan.nodes import Nodes
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.rules import Rules
@@ -138,7 +138,7 @@ class Board:
         self.whole = self.nodes.whole[self.rules.leads]  # to begin with
         self.table = np.append(self.nodes.table, -1)
         self.embedding = self._merged(costs.planner.embed(pieces))
-        self.size = self._merged(table_bytes(pieces))
+        self.size = self._merged(self.nodes.size)
         self.dim = self._merged(pieces.tables.columns_sent)
         self.single = costs.compute(self.embedding, 0)  # computation of each piece alone, on the first device
         self.may_split = np.append(self.nodes.may_split, False)
