@@ -293,7 +293,7 @@ def test_what_is_not_known_is_refused():
         def latency(self, task, placements):
             return roofline.latency(task, placements)
 
-    with pytest.raises(InvalidPlan, match="measured costs table-wise plans only"):
+    with pytest.raises(SimulatorError, match="measured costs whole tables and columns"):
         score(mixed, by_rows, Measured())
     assert score(narrow, Plan((0, 1)), Measured()).makespan == score(narrow, Plan((0, 1)), roofline).makespan
     path = replace(narrow, objective="torchrec-critical-path")

@@ -123,7 +123,8 @@ def test_every_kind_is_reported():
     assert stats.tables[1].shard_sizes == ((2_000, 16), (2_000, 16))
     assert stats.tables[3].ranks == (2, 3)
     # a time without the row-wise shards would be too short
-    assert stats.makespan is None and stats.ranks[0].perf is None and "kind rw, kind twrw, kind dp" in stats.notes[0]
+    assert stats.makespan is None and stats.ranks[0].perf is None and "table 2 is rw" in stats.notes[0]
+    assert stats.ranks[0].torchrec.total > 0 and stats.tables[2].torchrec.total > 0
     assert "NaN" not in report(stats)
 
 
@@ -175,7 +176,8 @@ def test_capacity_is_what_reserves_leave():
 
 def test_tables_in_host_memory_fill_ddr():
     task = replace(four_ranks(), accounting="torchrec")
-    stats = plan_stats(task, Plan((0,) * 5), tables=tables_of(task, "fused_uvm"), capacity=Capacity(ddr_bytes=10**5))
+    uvm, capacity = tables_of(task, "fused_uvm"), Capacity(ddr_bytes=10**5)
+    stats = plan_stats(task, Plan((0,) * 5), OneMsATable(), tables=uvm, capacity=capacity)
     assert stats.ranks[0].ddr_bytes == task.tables.weight_bytes.sum() > 10**5
     assert any("of DDR" in problem for problem in stats.problems) and "kernel fused_uvm" in stats.notes[0]
     with pytest.raises(InvalidTask, match="kernel"):

@@ -188,6 +188,11 @@ class Shards:
     column: np.ndarray
 
     @classmethod
+    def whole(cls, tables: Tables) -> Shards:
+        """Every table as one shard, which is all of it; not placed."""
+        return cls.of_columns(tables, np.arange(len(tables.rows)), tables.dim)
+
+    @classmethod
     def of_columns(cls, tables: Tables, table: np.ndarray, dim: np.ndarray) -> Shards:
         """Shards with all rows and so many columns of tables, (S,) each, not placed: tw, or cw where some are left."""
         of, unknown = tables.take(table), np.full(len(table), -1)

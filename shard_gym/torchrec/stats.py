@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from shard_gym.errors import InvalidTask, UnknownName
+from shard_gym.errors import InvalidPlan, InvalidTask, SimulatorError, UnknownName
 from shard_gym.memory.shards import Feature, Setup, Shards, Table, cut, shards_of
 from shard_gym.memory.storage import storage
 from shard_gym.memory.terms import Step, number
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.violations import violations
 from shard_gym.simulators import Simulator
-from shard_gym.simulators.torchrec import estimate, table_perfs
+from shard_gym.simulators.base import plan_latency
+from shard_gym.simulators.torchrec import estimate
 from shard_gym.task.task import Constraints, Task
 from shard_gym.torchrec.layouts import layouts_of
 from shard_gym.torchrec.values import PHASES, Capacity, Phases, Rank, Stats, TableStats
@@ -56,13 +57,17 @@ def plan_stats(
     """
     setup, capacity, accounting = setup or Setup.of(task), capacity or Capacity(), accounting or task.accounting
     placed = plan_shards(task, plan, tables or tables_of(task), setup)
-    found, notes = storage(placed.shards, setup, accounting), _not_modelled(task, placed)
+    found, notes = storage(placed.shards, setup, accounting), _not_told(task, placed)
     size = np.stack([found.hbm.bytes, found.ddr.bytes, found.input, found.output], axis=1)
-    pieces = None if notes else _pieces(task, placed.shards)
-    latency = None if pieces is None or simulator is None else simulator.latency(pieces, placed.rank)
+    latency = None
+    if simulator is not None and not notes:
+        try:
+            latency = plan_latency(simulator, task, plan, replace(placed.shards, device=placed.rank))
+        except (SimulatorError, InvalidPlan) as error:
+            notes = (f"no time is told by {simulator.id}: {error}",)
     ours = None if latency is None else np.stack([getattr(latency, phase) for phase in PHASES], axis=-1)
-    theirs = None if pieces is None else table_perfs(pieces)[:, [0, 1, 3, 2]]  # in the order of PHASES
-    perfs = (ours, None if theirs is None else _sums(theirs, placed.rank, task.num_devices))
+    theirs = estimate(placed.shards, setup).phases[:, [0, 1, 3, 2]]  # in the order of PHASES
+    perfs = (ours, _sums(theirs, placed.rank, task.num_devices))
     ranks = tuple(_ranks(task, placed, size, perfs, capacity))
     return Stats(
         accounting=accounting,
@@ -107,11 +112,9 @@ def plan_shards(task: Task, plan: Plan, tables: Sequence[Table], setup: Setup) -
     return PlanShards(tuple(dense), kinds, rank, shards_of(dense, kinds, sizes, setup))
 
 
-def _not_modelled(task: Task, placed: PlanShards) -> tuple[str, ...]:
-    """Note what no simulator here models: then no time is told, as a sum without some shards would mislead."""
+def _not_told(task: Task, placed: PlanShards) -> tuple[str, ...]:
+    """Note what a task does not say, so that its simulator cannot know: then only TorchRec's estimate is told."""
     odd = {
-        **{f"kind {kind}": kind not in ("tw", "cw") for kind in placed.kinds},
-        **{f"kernel {t.kernel}": t.kernel not in ("fused", "dense") for t in placed.tables},
         "sequences": not all(t.pooled for t in placed.tables),
         "weighted ids": any(t.weighted for t in placed.tables),
     }
@@ -119,13 +122,7 @@ def _not_modelled(task: Task, placed: PlanShards) -> tuple[str, ...]:
     features = zip((t.features for t in placed.tables), task.tables.bags, strict=True)
     if any(len(told) > 1 or told[0].poolings != bags or told[0].batch for told, bags in features):
         found.append("several features, or bags or batches of their own")
-    return (f"no time is told, as no simulator here models: {', '.join(found)}",) if found else ()
-
-
-def _pieces(task: Task, shards: Shards) -> Task:
-    """The task whose tables are the shards: column shards cost what tables of their width do."""
-    tables = task.tables.take(shards.table.tolist()).with_(dim=shards.dim.astype(np.int32))
-    return replace(task, tables=tables, constraints=Constraints())
+    return (f"time is told by TorchRec's estimate only, as a task knows no {', '.join(found)}",) if found else ()
 
 
 def _sums(values: np.ndarray, rank: np.ndarray, ranks: int) -> np.ndarray:
