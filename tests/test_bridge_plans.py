@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from shard_gym import make_pool
 from shard_gym.errors import InvalidPlan
 from shard_gym.plan.plan import Plan
+from shard_gym.task.links import Links
 from shard_gym.task.task import Constraints, Task
 from shard_gym.torchrec.launch import launch
 from shard_gym.torchrec.layouts import layouts_of
@@ -16,6 +17,7 @@ from shard_gym.torchrec.plans import from_torchrec, to_torchrec, validate
 torchrec = pytest.importorskip("torchrec")
 torch = pytest.importorskip("torch")
 sharding_plan = pytest.importorskip("torchrec.distributed.sharding_plan")
+CacheParams = pytest.importorskip("torchrec.distributed.types").CacheParams
 
 
 def task_of(rows, dims, devices=4, **settings):
@@ -79,6 +81,36 @@ def test_every_kind_is_what_torchrec_itself_makes_of_it():
     assert list(ours.plan) == [""]
     assert ours.plan[""] == theirs
     assert from_torchrec(ours, task) == from_torchrec(ours, module) == ALL_KINDS
+
+
+def test_grids_and_host_memory_are_what_torchrec_itself_makes_of_them():
+    every = (0, 1, 2, 3)
+    task = task_of([11, 20, 9, 8], [16, 8, 8, 8], objective="iteration", links=Links(1e8, group=2))
+    plan = Plan(
+        device=(2, 1, 0, 0, 0),
+        splits=(0,),
+        kind=("grid", "tw", "rw", "twrw", "grid"),
+        devices=((2, 3), (1,), every, (0, 1), (0, 1)),
+        residence=("hbm", "uvm", "cached", "hbm", "hbm"),
+        share=(1, 0, 0.4, 1, 1),
+    )
+    module = bags(task)
+    theirs = sharding_plan.construct_module_sharding_plan(
+        module,
+        {
+            "t0": sharding_plan.grid_shard(host_indexes=[1, 0], compute_kernel="fused"),
+            "t1": sharding_plan.table_wise(rank=1, compute_kernel="fused_uvm"),
+            "t2": sharding_plan.row_wise(compute_kernel="fused_uvm_caching"),
+            "t3": sharding_plan.table_row_wise(host_index=0, compute_kernel="fused"),
+        },
+        local_size=2,
+        world_size=4,
+        device_type="cuda",
+    )
+    theirs["t2"].cache_params = CacheParams(load_factor=0.4)
+    ours = to_torchrec(plan, task, module)
+    assert ours.plan[""] == theirs
+    assert from_torchrec(ours, task) == from_torchrec(ours, module) == plan
 
 
 def test_shards_by_hand():
@@ -176,10 +208,10 @@ def test_torchrecs_own_planner_comes_back():
         (Plan((0,)), "2 tables need a device each, the plan has 1"),
         (Plan((0, 4)), "table 1 is on device 4; devices are 0..3"),
         (Plan((0, -1)), "table 1 is not placed"),
-        (Plan((0, 0), (), ("tw", "rw"), ((0,), (0, 1))), "'t1' is rw on devices.*all ranks, in order"),
-        (Plan((0, 1), (), ("tw", "twrw"), ((0,), (1, 2))), "'t1' is twrw on devices.*all ranks of a host, 0 to 1"),
-        (Plan((0, 0), (), ("tw", "tw"), ((0,), (0, 1))), "'t1' is table-wise but on devices"),
-        (Plan((0, 0), (), ("tw", "cw"), ((0,), (0, 1, 2))), "'t1': 16 columns do not make 3 equal shards"),
+        (Plan((0, 0), (), ("tw", "rw"), ((0,), (0, 1))), "'t1'. is rw on devices.*to all, 0 to 3, in order"),
+        (Plan((0, 1), (), ("tw", "twrw"), ((0,), (1, 2))), "'t1'. is twrw on devices.*to all 2 of a host, in order"),
+        (Plan((0, 0), (), ("tw", "tw"), ((0,), (0, 1))), "'t1'. is tw on devices.*is on one"),
+        (Plan((0, 0), (), ("tw", "cw"), ((0,), (0, 1, 2))), "'t1'.: 16 columns do not make 3 equal shards"),
         (Plan((0, 0, 0), (1,), ("tw", "rw", "tw"), ((0,), (0, 1, 2, 3), (0,))), "a piece of it is rw"),
     ],
 )
@@ -244,8 +276,8 @@ def test_sharding_plans_that_no_plan_can_say():
         return theirs
 
     for attributes, message in (
-        ({"sharding_type": "grid_shard"}, "'t0' is grid_shard, which plans cannot say"),
-        ({"compute_kernel": "fused_uvm_caching"}, "kernel fused_uvm_caching"),
+        ({"sharding_type": "hybrid"}, "'t0' is hybrid, which plans cannot say"),
+        ({"compute_kernel": "key_value"}, "kernel key_value"),
         ({"ranks": [0, 1]}, "ranks says 1, its sharding_spec 2"),
         ({"ranks": [0]}, "one shard for each of its ranks"),
         ({"sharding_type": "row_wise"}, "'t0' of 10 x 16 as rw has shards"),

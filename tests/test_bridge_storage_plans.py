@@ -1,17 +1,20 @@
 """Bytes of plans are TorchRec's own, of tasks with every kind and residence."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from shard_gym import Plan
-from shard_gym.memory.shards import Feature, Table
+from shard_gym.memory.shards import Feature, Setup, Table
 from shard_gym.memory.usage import bytes_used, shard_storage
 from shard_gym.plan.shards import shards
 from shard_gym.tables.configs import Lookup
 from shard_gym.task.links import Links
 from shard_gym.task.own import make_task
+from shard_gym.torchrec.layouts import layouts_of
+from shard_gym.torchrec.plans import from_torchrec, to_torchrec
 from tests.storage_helpers import collection, constraint, enumerated
 
 # TorchRec and FBGEMM tell those who write them what is deprecated
@@ -24,8 +27,6 @@ KINDS = ("tw", "cw", "rw", "twrw", "grid", "dp")
 
 def drawn(rng, tables, devices, host):
     """A task made of configs, and a plan of all kinds and residences for it."""
-    from torchrec.distributed.planner.types import Topology  # noqa: F401  the library is there
-
     many = []
     for _ in range(tables):
         features = tuple(Feature(float(rng.uniform(0, 40))) for _ in range(rng.choice([1, 1, 1, 3])))
@@ -87,8 +88,6 @@ def plan_of(rng, task, host):
 def test_every_shard_of_a_plan_is_torchrecs_to_the_byte(devices, host):
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
-    from shard_gym.memory.shards import Setup
-
     rng = np.random.default_rng([17, devices, host])
     module, many, task, plan = drawn(rng, 200, devices, host)
     ours = shards(task, plan)
@@ -108,3 +107,14 @@ def test_every_shard_of_a_plan_is_torchrecs_to_the_byte(devices, host):
     assert by_table == theirs
     hbm, ddr = bytes_used(task, ours)
     assert hbm.sum() == found.hbm.bytes.sum() and ddr[0] == found.ddr.bytes[ours.device == 0].sum()
+
+
+def test_plans_of_every_kind_and_residence_come_back_from_torchrec():
+    rng = np.random.default_rng(3)
+    for devices, host in ((8, 4), (6, 2), (4, 4)):
+        module, _, task, plan = drawn(rng, 60, devices, host)
+        theirs = to_torchrec(plan, task, module)
+        back = from_torchrec(theirs, task)
+        assert layouts_of(back, task) == layouts_of(plan, task)
+        assert to_torchrec(back, task, module) == theirs
+        assert Plan.from_dict(json.loads(json.dumps(back.to_dict()))) == back

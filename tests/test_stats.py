@@ -122,9 +122,11 @@ def test_every_kind_is_reported():
     assert [table.kernel for table in stats.tables] == ["fused"] * 4 + ["dense"]
     assert stats.tables[1].shard_sizes == ((2_000, 16), (2_000, 16))
     assert stats.tables[3].ranks == (2, 3)
-    # a time without the row-wise shards would be too short
-    assert stats.makespan is None and stats.ranks[0].perf is None and "table 2 is rw" in stats.notes[0]
-    assert stats.ranks[0].torchrec.total > 0 and stats.tables[2].torchrec.total > 0
+    # a simulator that knows whole tables tells no time; one that knows shards does
+    assert stats.makespan is None and stats.ranks[0].perf is None and "one-ms costs whole tables" in stats.notes[0]
+    assert "table 1 ('table_1') is cw: the task allows tw" in stats.notes[1]
+    timed = plan_stats(replace(task, objective="iteration"), plan, TorchRecPerf())
+    assert timed.makespan == pytest.approx(max(rank.torchrec.total for rank in timed.ranks), rel=1e-5)
     assert "NaN" not in report(stats)
 
 
@@ -176,8 +178,7 @@ def test_capacity_is_what_reserves_leave():
 
 def test_tables_in_host_memory_fill_ddr():
     task = replace(four_ranks(), accounting="torchrec")
-    uvm, capacity = tables_of(task, "fused_uvm"), Capacity(ddr_bytes=10**5)
-    stats = plan_stats(task, Plan((0,) * 5), OneMsATable(), tables=uvm, capacity=capacity)
+    stats = plan_stats(task, Plan((0,) * 5), tables=tables_of(task, "fused_uvm"), capacity=Capacity(ddr_bytes=10**5))
     assert stats.ranks[0].ddr_bytes == task.tables.weight_bytes.sum() > 10**5
     assert any("of DDR" in problem for problem in stats.problems) and "kernel fused_uvm" in stats.notes[0]
     with pytest.raises(InvalidTask, match="kernel"):
@@ -188,7 +189,16 @@ def test_broken_constraints_are_told():
     task = four_ranks(constraints=Constraints(pin=((0, 2),)))
     assert plan_stats(task, Plan((0,) * 5)).problems == ("table 0 is pinned to device 2",)
     assert plan_stats(task, Plan((2, 0, 0, 0, 0))).problems == ()
-    assert "table-wise" in plan_stats(task, ALL_KINDS).problems[-1]
+    assert (
+        plan_stats(task, replace(ALL_KINDS, device=(2, 1, 0, 2, 0), devices=((2,), *ALL_KINDS.devices[1:]))).problems
+        == ()
+    )
+    kinds = replace(task, objective="iteration", kinds=("tw", "cw", "rw"))
+    assert [p.partition(":")[0] for p in plan_stats(kinds, ALL_KINDS).problems] == [
+        "table 3 ('table_3') is twrw",
+        "table 4 ('table_4') is dp",
+        "table 0 is pinned to device 2",
+    ]
 
 
 def test_tables_of_one_name_are_told_apart():

@@ -92,7 +92,7 @@ def test_tables_need_no_memory_beside_hbm(tmp_path, capsys):
         (["--hbm-gb", "nan"], "gigabytes"),
         (["--hbm-gb", "1", "--reserve", "2"], "from 0 to 1"),
         (["--hbm-gb", "1", "--dense-gb", "3"], "reserves leave nothing"),
-        (["--kernel", "fused_uvm"], "torchrec or true"),
+        (["--kernel", "quant"], "torchrec or true"),
         (["--simulator", "crystal-ball"], "crystal-ball"),
     ],
 )

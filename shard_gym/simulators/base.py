@@ -179,7 +179,7 @@ def refuse_rows(simulator_id: str, shards: Shards) -> None:
     known = np.isin(shards.kind, OF_ONE) & (shards.of.kernel == "fused")
     if not known.all():
         odd = int(np.argmin(known))
-        raise SimulatorError(
+        raise InvalidPlan(
             f"{simulator_id} costs whole tables and columns in the device's memory, and other shards only where it can "
             f"and the task's kinds and residences say so: table {shards.table[odd]} is {shards.kind[odd]}, of kernel "
             f"{shards.of.kernel[odd]}"

@@ -3,106 +3,64 @@ read from a `ShardingPlan` of its own, by its attributes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from shard_gym.errors import InvalidPlan
 from shard_gym.memory.shards import row_blocks
-from shard_gym.plan.plan import Plan, check
+from shard_gym.plan.plan import SHARES, Plan
+from shard_gym.plan.shards import COLUMNS, shards
 from shard_gym.task.task import Task
 
 if TYPE_CHECKING:
     from torchrec.distributed.types import ParameterSharding, ShardingPlan
 
-COLUMNS = 4  # FBGEMM's shards have multiples of it
-KERNELS = ("fused", "dense")  # the others keep tables elsewhere than in a device's memory, which no plan says
+RESIDENCE_OF = {"fused": "hbm", "dense": "hbm", "fused_uvm": "uvm", "fused_uvm_caching": "cached"}  # of kernels
 KINDS_OF = {
     "table_wise": "tw",
     "column_wise": "cw",
     "table_column_wise": "cw",  # its shards are on one host, as their ranks say
     "row_wise": "rw",
     "table_row_wise": "twrw",
+    "grid_shard": "grid",
     "data_parallel": "dp",
 }
 
 Shard = tuple[int, int, int, int, int]  # first row, rows, first column, columns, rank
-Piece = tuple[int, int, str, tuple[int, ...]]  # first column, columns, kind, devices
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The shards of one table."""
+    """The shards of one table, and where its rows live."""
 
     kind: str  # one of KINDS: cw if there are several pieces
     shards: tuple[Shard, ...]
+    residence: str = "hbm"
+    share: float = 1.0  # of the rows in HBM
+
+    @property
+    def blocks(self) -> dict[int, tuple[int, ...]]:
+        """Ranks of each block of columns, by its first column, from left to right."""
+        found: dict[int, tuple[int, ...]] = {}
+        for _, _, column, _, rank in self.shards:
+            found[column] = (*found.get(column, ()), rank)
+        return found
 
 
 def layouts_of(plan: Plan, task: Task, local_world_size: int | None = None) -> dict[str, Layout]:
     """TorchRec's shards of each table, by name, in the order of the task."""
-    check(task, plan)
-    local = task.num_devices if local_world_size is None else local_world_size
-    return {task.tables.name[t]: _layout(t, pieces, task, local) for t, pieces in enumerate(_pieces(plan, task))}
-
-
-def _pieces(plan: Plan, task: Task) -> list[list[Piece]]:
-    """(first column, columns, kind, devices) of the pieces that each table is split into, from left to right."""
-    n, width = task.num_tables, task.tables.dim.tolist()
-    source, first = list(range(n)), [0] * n
-    for i in plan.splits:
-        width[i] //= 2
-        source.append(source[i])
-        first.append(first[i] + width[i])
-        width.append(width[i])
-    found: list[list[Piece]] = [[] for _ in range(n)]
-    for table, *piece in sorted(zip(source, first, width, plan.kind, plan.devices, strict=True)):
-        found[table].append(tuple(piece))
+    placed = shards(task, plan, devices_per_host=local_world_size)
+    columns = (placed.row, placed.rows, placed.column, placed.dim, placed.device)
+    each = list(zip(*(column.tolist() for column in columns), strict=True))
+    first = np.searchsorted(placed.table, np.arange(task.num_tables + 1))
+    kinds = placed.kind[first[:-1]].tolist()
+    found = {}
+    for t, name in enumerate(task.tables.name):
+        found[name] = Layout(kinds[t], tuple(each[first[t] : first[t + 1]]), plan.residence[t], plan.share[t])
     return found
-
-
-def _layout(table: int, pieces: list[Piece], task: Task, local: int) -> Layout:
-    what = f"table {task.tables.name[table]!r}"
-    rows = int(task.tables.rows[table])
-    for _, _, kind, devices in pieces:
-        if kind not in ("tw", "cw") and len(pieces) > 1:
-            raise InvalidPlan(f"{what} is split, and a piece of it is {kind}: TorchRec's shards are columns or rows")
-        if kind == "tw" and len(devices) > 1:
-            raise InvalidPlan(f"{what} is table-wise but on devices {devices}: a table-wise table is on one")
-    kind = "cw" if len(pieces) > 1 else pieces[0][2]
-    if kind in ("tw", "cw"):
-        return Layout(kind, tuple(shard for piece in pieces for shard in _column_shards(what, rows, *piece)))
-    columns, devices = pieces[0][1], pieces[0][3]
-    _check_devices(what, kind, devices, task.num_devices, local)
-    if kind == "dp":
-        return Layout(kind, tuple((0, rows, 0, columns, d) for d in devices))
-    return Layout(kind, tuple(_row_shards(rows, columns, devices)))
-
-
-def _column_shards(
-    what: str, rows: int, first: int, columns: int, kind: str, devices: tuple[int, ...]
-) -> Iterator[Shard]:
-    """The shards of a piece: itself, or equal parts of its columns if it is of kind cw."""
-    width, rest = divmod(columns, len(devices))
-    if rest or (len(devices) > 1 and width % COLUMNS):
-        parts = f"{len(devices)} equal shards of a multiple of {COLUMNS}"
-        raise InvalidPlan(f"{what}: {columns} columns do not make {parts}")
-    for i, device in enumerate(devices):
-        yield 0, rows, first + i * width, width, device
-
-
-def _row_shards(rows: int, columns: int, devices: Sequence[int]) -> list[Shard]:
-    blocks = zip(row_blocks(rows, len(devices)), devices, strict=True)
-    return [(first, count, 0, columns, device) for (first, count), device in blocks]
-
-
-def _check_devices(what: str, kind: str, devices: tuple[int, ...], world: int, local: int) -> None:
-    """Refuse devices that TorchRec does not share such tables out to."""
-    host = devices[0] // local if kind == "twrw" else 0
-    per_host = local if kind == "twrw" else world
-    wanted = range(host * per_host, (host + 1) * per_host)
-    if devices != tuple(wanted):
-        whose = f"all ranks of a host, {wanted.start} to {wanted.stop - 1}" if kind == "twrw" else "all ranks"
-        raise InvalidPlan(f"{what} is {kind} on devices {devices}; TorchRec shares it out to {whose}, in order")
 
 
 def shardings_of(sharding_plan: ShardingPlan) -> dict[str, ParameterSharding]:
@@ -123,20 +81,23 @@ def read_layout(name: str, sharding: ParameterSharding, rows: int, columns: int,
     what = f"table {name!r}"
     if sharding.sharding_type not in KINDS_OF:
         raise InvalidPlan(f"{what} is {sharding.sharding_type}, which plans cannot say; they can {', '.join(KINDS_OF)}")
-    if sharding.compute_kernel not in KERNELS:
-        raise InvalidPlan(f"{what} has the kernel {sharding.compute_kernel}, which plans cannot say: {KERNELS} only")
+    if sharding.compute_kernel not in RESIDENCE_OF:
+        known = ", ".join(RESIDENCE_OF)
+        raise InvalidPlan(f"{what} has the kernel {sharding.compute_kernel}, which plans cannot say; they can {known}")
+    residence = RESIDENCE_OF[sharding.compute_kernel]
+    told = getattr(getattr(sharding, "cache_params", None), "load_factor", None) if residence == "cached" else None
     kind = KINDS_OF[sharding.sharding_type]
     ranks = sharding.ranks
     if kind == "dp":
         ranks = list(range(world)) if not ranks and world else ranks
-        shards = [(0, rows, 0, columns, rank) for rank in ranks or ()]
+        found = [(0, rows, 0, columns, rank) for rank in ranks or ()]
     else:
-        shards = _shards(what, sharding)
-    if not shards:
+        found = _shards(what, sharding)
+    if not found:
         raise InvalidPlan(f"{what} has no ranks")
-    shards.sort(key=lambda shard: (shard[2], shard[0]))
-    _check_cover(what, kind, shards, rows, columns)
-    return Layout(kind, tuple(shards))
+    found.sort(key=lambda shard: (shard[2], shard[0]))
+    _check_cover(what, kind, found, rows, columns)
+    return Layout(kind, tuple(found), residence, SHARES[residence] if told is None else float(told))
 
 
 def halvings(shards: Sequence[Shard], columns: int) -> list[tuple[int, int]] | None:
@@ -170,16 +131,20 @@ def _shards(what: str, sharding: ParameterSharding) -> list[Shard]:
     return found
 
 
+def _row_shards(rows: int, first: int, columns: int, ranks: Sequence[int]) -> list[Shard]:
+    blocks = zip(row_blocks(rows, len(ranks)), ranks, strict=True)
+    return [(row, count, first, columns, rank) for (row, count), rank in blocks]
+
+
 def _check_cover(what: str, kind: str, shards: list[Shard], rows: int, columns: int) -> None:
     """Refuse shards that do not make the whole table, in the way that the kind means."""
     ranks = [shard[4] for shard in shards]
-    if kind in ("rw", "twrw"):
-        wanted = _row_shards(rows, columns, ranks)
-    elif kind == "cw":
-        wanted, first = [], 0
-        for shard in shards:
-            wanted.append((0, rows, first, shard[3], shard[4]))
-            first += shard[3]
+    if kind in ("cw", "grid", "rw", "twrw"):
+        widths = {column: width for _, _, column, width, _ in shards}
+        blocks, wanted, first = Layout(kind, tuple(shards)).blocks, [], 0
+        for column, width in widths.items():
+            wanted += _row_shards(rows, first, width, blocks[column])
+            first += width
         if first != columns:
             raise InvalidPlan(f"{what} has {columns} columns, its shards {first}: is the plan for another model?")
     else:

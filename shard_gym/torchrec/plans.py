@@ -11,10 +11,14 @@
 | split, all pieces of kind tw or cw; or kind cw: equal columns, one shard for each of its devices | column-wise |
 | kind rw, on all devices in order | row-wise |
 | kind twrw, on all devices of one host in order | table-row-wise |
+| kind grid, each piece on all devices of one host in order | grid |
 | kind dp, on all devices in order | data-parallel |
+| residence uvm | kernel `fused_uvm` |
+| residence cached | kernel `fused_uvm_caching`, the share is its load factor |
 
 Tables are told by name. Back, column-wise shards become splits where halving makes them, else kind cw where their
-widths are equal; others are refused, as is what else a plan cannot say (grid shards, other kernels, uneven rows).
+widths are equal, and grid's likewise; others are refused, as is what else a plan cannot say (other kernels, uneven
+rows).
 """
 
 from __future__ import annotations
@@ -25,8 +29,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from shard_gym.errors import InvalidPlan
 from shard_gym.plan.plan import Plan, check
 from shard_gym.tables.configs import DTYPES, name_of
+from shard_gym.task.constraints import BY_HOST, OF_COLUMNS
 from shard_gym.task.task import Task
-from shard_gym.torchrec.layouts import KINDS_OF, Layout, halvings, layouts_of, read_layout, shardings_of
+from shard_gym.torchrec.layouts import (
+    KINDS_OF,
+    RESIDENCE_OF,
+    Layout,
+    halvings,
+    layouts_of,
+    read_layout,
+    shardings_of,
+)
 from shard_gym.torchrec.modules import Collection, collections_of, configs_of, require_torchrec
 
 if TYPE_CHECKING:
@@ -34,6 +47,8 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
 
 SHARDING_TYPES = {kind: name for name, kind in reversed(KINDS_OF.items())}  # of several names the first
+KERNEL_OF = {residence: kernel for kernel, residence in reversed(RESIDENCE_OF.items())}
+_Piece = tuple[str, tuple[int, ...], str, float]  # kind, devices, residence, share
 
 
 def to_torchrec(
@@ -48,8 +63,8 @@ def to_torchrec(
 ) -> ShardingPlan:
     """The plan as `DistributedModelParallel` takes it, for the unsharded model that the task was made of.
 
-    Device k of the plan is rank k. `local_world_size` is how many ranks a host has: all unless told. Tables are looked
-    up by fused kernels, those of kind dp by dense ones, as TorchRec's own planner has it.
+    Device k of the plan is rank k. `local_world_size` is how many ranks a host has: as the task's links have it unless
+    told. Tables are looked up by fused kernels, those of kind dp by dense ones, as TorchRec's own planner has it.
     """
     require_torchrec()
     from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
@@ -80,24 +95,25 @@ def from_torchrec(sharding_plan: ShardingPlan, task_or_module: Task | nn.Module)
     _check_names(set(shardings), set(shapes), "the sharding plan")
     world = task_or_module.num_devices if isinstance(task_or_module, Task) else None
     splits: list[int] = []
-    whole: list[tuple[str, tuple[int, ...]]] = []  # kind and devices of each table, or of its leftmost piece
-    halves: list[tuple[str, tuple[int, ...]]] = []
+    whole: list[_Piece] = []  # of each table, or its leftmost one
+    halves: list[_Piece] = []
     for table, (name, (rows, columns)) in enumerate(shapes.items()):
         layout = read_layout(name, shardings[name], rows, columns, world)
-        ranks = {shard[2]: shard[4] for shard in layout.shards}  # by first column
-        cuts = halvings(layout.shards, columns) if layout.kind == "cw" else None
+        cuts = halvings(layout.shards, columns) if layout.kind in OF_COLUMNS else None
+        lives = layout.residence, layout.share
         if not cuts:
             _check_equally_wide(name, layout)
-            whole.append((layout.kind, tuple(shard[4] for shard in layout.shards)))
+            whole.append((layout.kind, tuple(shard[4] for shard in layout.shards), *lives))
             continue
+        kind, blocks = "tw" if layout.kind == "cw" else layout.kind, layout.blocks
         index = {0: table}  # of the piece that begins at a column
         for first, middle in cuts:
             splits.append(index[first])
             index[middle] = len(shapes) + len(splits) - 1
-            halves.append(("tw", (ranks[middle],)))
-        whole.append(("tw", (ranks[0],)))
-    kinds, devices = zip(*whole, *halves, strict=True)
-    plan = Plan(tuple(d[0] for d in devices), tuple(splits), kinds, devices)
+            halves.append((kind, blocks[middle], *lives))
+        whole.append((kind, blocks[0], *lives))
+    kinds, devices, residence, share = zip(*whole, *halves, strict=True)
+    plan = Plan(tuple(d[0] for d in devices), tuple(splits), kinds, devices, residence, share)
     if isinstance(task_or_module, Task):
         check(task_or_module, plan)
     return plan
@@ -151,7 +167,7 @@ def _own_names(task: Task) -> tuple[str, ...]:
 
 
 def _check_equally_wide(name: str, layout: Layout) -> None:
-    if layout.kind == "cw" and len(widths := {shard[3] for shard in layout.shards}) > 1:
+    if layout.kind in OF_COLUMNS and len(widths := {shard[3] for shard in layout.shards}) > 1:
         raise InvalidPlan(f"table {name!r} has column shards of {sorted(widths)} columns: neither halves nor equal")
 
 
@@ -159,7 +175,7 @@ def _local_world_size(task: Task, world_size: int | None, local_world_size: int 
     world = task.num_devices if world_size is None else world_size
     if world != task.num_devices:
         raise InvalidPlan(f"the task has {task.num_devices} devices, the world {world} ranks: make a plan for these")
-    local = world if local_world_size is None else local_world_size
+    local = task.devices_per_host if local_world_size is None else local_world_size
     if local < 1 or world % local:
         raise InvalidPlan(f"{world} ranks are no whole number of hosts of local_world_size = {local}")
     return local
@@ -180,7 +196,7 @@ def _check_collections(
             continue
         own = {config.name: layouts[config.name] for config in collection.configs}
         for name, layout in own.items():
-            if layout.kind == "twrw" or (layout.kind == "dp" and device == "cpu"):
+            if layout.kind in BY_HOST or (layout.kind == "dp" and device == "cpu"):
                 raise InvalidPlan(
                     f"{what} does not pool, and TorchRec on {device} has no {layout.kind} for that: table {name!r}"
                 )
@@ -194,16 +210,17 @@ def _check_collections(
 
 def _sharding(layout: Layout, local: int, device: str) -> ParameterSharding:
     from torchrec.distributed.sharding_plan import placement
-    from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardMetadata
+    from torchrec.distributed.types import CacheParams, EnumerableShardingSpec, ParameterSharding, ShardMetadata
 
     shards = [
         ShardMetadata([row, column], [rows, columns], placement(device, rank, local))
         for row, rows, column, columns, rank in layout.shards
     ]
-    shared = layout.kind != "dp"
+    shared, cached = layout.kind != "dp", layout.residence == "cached"
     return ParameterSharding(
         sharding_type=SHARDING_TYPES[layout.kind],
-        compute_kernel="fused" if shared else "dense",
+        compute_kernel=KERNEL_OF[layout.residence] if shared else "dense",
         ranks=[shard[-1] for shard in layout.shards],
         sharding_spec=EnumerableShardingSpec(shards) if shared else None,
+        cache_params=CacheParams(load_factor=layout.share) if cached else None,
     )

@@ -11,32 +11,30 @@ from typing import Any
 
 import numpy as np
 
-from shard_gym.errors import InvalidPlan, InvalidTask, SimulatorError, UnknownName
-from shard_gym.memory.shards import Feature, Setup, Shards, Table, cut, shards_of
+from shard_gym.errors import InvalidPlan, InvalidTask, UnknownName
+from shard_gym.memory.shards import Feature, Setup, Shards, Table, Tables, cut, shards_of
 from shard_gym.memory.storage import storage
 from shard_gym.memory.terms import Step, number
 from shard_gym.plan.plan import Plan
-from shard_gym.plan.violations import violations
+from shard_gym.plan.shards import shards
+from shard_gym.plan.violations import broken_constraints, forbidden
 from shard_gym.simulators import Simulator
 from shard_gym.simulators.base import plan_latency
 from shard_gym.simulators.torchrec import estimate
 from shard_gym.task.task import Constraints, Task
-from shard_gym.torchrec.layouts import layouts_of
 from shard_gym.torchrec.values import PHASES, Capacity, Phases, Rank, Stats, TableStats
 
 NEAR = 5  # names that are told where one is not known
 SCHEMA = "shard-gym/explanation/1"
 UNITS = {"sent": "bytes", "read and written": "bytes", "copy": "bytes", "rate": "bytes a ms"}  # of steps; else ms
-ENDLESS = 2**62  # bytes; no task fills a device of it
 
 
 @dataclass(frozen=True, eq=False)
 class PlanShards:
-    """The S shards of a plan, table by table, and their ranks."""
+    """The shards of a plan, table by table."""
 
     tables: tuple[Table, ...]
     kinds: tuple[str, ...]  # of each table
-    rank: np.ndarray  # (S,)
     shards: Shards
 
 
@@ -52,23 +50,25 @@ def plan_stats(
 ) -> Stats:
     """The report on a plan. `tables` and `setup` say what a task cannot: kernels, features, sequences, a pipeline.
 
-    Bytes are counted by the task's accounting unless told. A split table's pieces are the column shards of one table,
-    as TorchRec has them: under "torchrec" they take less of a row-wise state than pieces that are tables of their own.
+    Bytes are counted by the task's accounting unless told.
     """
     setup, capacity, accounting = setup or Setup.of(task), capacity or Capacity(), accounting or task.accounting
     placed = plan_shards(task, plan, tables or tables_of(task), setup)
-    found, notes = storage(placed.shards, setup, accounting), _not_told(task, placed)
+    of_task = shards(task, plan, devices_per_host=setup.local_world_size)
+    found, notes = storage(placed.shards, setup, accounting), _not_modelled(task, placed, of_task)
     size = np.stack([found.hbm.bytes, found.ddr.bytes, found.input, found.output], axis=1)
     latency = None
     if simulator is not None and not notes:
         try:
-            latency = plan_latency(simulator, task, plan, replace(placed.shards, device=placed.rank))
-        except (SimulatorError, InvalidPlan) as error:
-            notes = (f"no time is told by {simulator.id}: {error}",)
+            latency = plan_latency(simulator, task, plan, of_task)
+        except InvalidPlan as error:
+            notes = (f"no time is told but TorchRec's: {error}",)
     ours = None if latency is None else np.stack([getattr(latency, phase) for phase in PHASES], axis=-1)
     theirs = estimate(placed.shards, setup).phases[:, [0, 1, 3, 2]]  # in the order of PHASES
-    perfs = (ours, _sums(theirs, placed.rank, task.num_devices))
+    perfs = (ours, _sums(theirs, placed.shards.device, task.num_devices))
     ranks = tuple(_ranks(task, placed, size, perfs, capacity))
+    other = forbidden(task, plan, placed.shards)
+    chosen = task.kinds or task.constraints.kinds or task.residences != ("hbm",)  # what the plan has was thought of
     return Stats(
         accounting=accounting,
         objective=task.objective,
@@ -78,8 +78,8 @@ def plan_stats(
         capacity=capacity,
         ranks=ranks,
         tables=tuple(_tables(task, placed, size, theirs)),
-        problems=(*_over(ranks), *_broken(task, plan)),
-        notes=notes,
+        problems=(*_over(ranks), *(other if chosen else ()), *broken_constraints(task, plan)),
+        notes=notes if chosen else (*notes, *other[:1]),
     )
 
 
@@ -103,18 +103,18 @@ def plan_shards(task: Task, plan: Plan, tables: Sequence[Table], setup: Setup) -
         raise InvalidTask(f"the report is on the task's {task.num_devices} CUDA devices, the setup has {found}")
     if len(tables) != task.num_tables:
         raise InvalidTask(f"the task has {task.num_tables} tables, {len(tables)} were given")
-    numbered = tuple(str(i) for i in range(task.num_tables))  # a task's own names may repeat
-    layouts = layouts_of(plan, replace(task, tables=task.tables.with_(name=numbered)), setup.local_world_size)
-    kinds = tuple(layouts[name].kind for name in numbered)
-    dense = [replace(t, kernel="dense") if kind == "dp" else t for t, kind in zip(tables, kinds, strict=True)]
-    sizes = [[(rows, columns) for _, rows, _, columns, _ in layouts[name].shards] for name in numbered]
-    rank = np.array([shard[-1] for name in numbered for shard in layouts[name].shards])
-    return PlanShards(tuple(dense), kinds, rank, shards_of(dense, kinds, sizes, setup))
+    placed = shards(task, plan, Tables.of(tables, setup), setup.local_world_size)
+    first = placed.take(np.searchsorted(placed.table, np.arange(task.num_tables)))
+    kept = zip(tables, first.of.kernel.tolist(), first.of.cache_load_factor.tolist(), strict=True)
+    seen = tuple(replace(table, kernel=kernel, cache_load_factor=load) for table, kernel, load in kept)
+    return PlanShards(seen, tuple(first.kind.tolist()), placed)
 
 
-def _not_told(task: Task, placed: PlanShards) -> tuple[str, ...]:
-    """Note what a task does not say, so that its simulator cannot know: then only TorchRec's estimate is told."""
+def _not_modelled(task: Task, placed: PlanShards, of_task: Shards) -> tuple[str, ...]:
+    """Note what simulators do not model: then only TorchRec's estimate is told, as a part of the time would mislead."""
+    kernels = zip(placed.shards.of.kernel.tolist(), of_task.of.kernel.tolist(), strict=True)
     odd = {
+        **{f"kernel {kernel}": True for kernel, known in kernels if kernel != known},
         "sequences": not all(t.pooled for t in placed.tables),
         "weighted ids": any(t.weighted for t in placed.tables),
     }
@@ -122,7 +122,7 @@ def _not_told(task: Task, placed: PlanShards) -> tuple[str, ...]:
     features = zip((t.features for t in placed.tables), task.tables.bags, strict=True)
     if any(len(told) > 1 or told[0].poolings != bags or told[0].batch for told, bags in features):
         found.append("several features, or bags or batches of their own")
-    return (f"time is told by TorchRec's estimate only, as a task knows no {', '.join(found)}",) if found else ()
+    return (f"no time is told but TorchRec's, as simulators here do not model: {', '.join(found)}",) if found else ()
 
 
 def _sums(values: np.ndarray, rank: np.ndarray, ranks: int) -> np.ndarray:
@@ -136,18 +136,18 @@ def _ranks(
     task: Task, placed: PlanShards, size: np.ndarray, perfs: Sequence[np.ndarray | None], capacity: Capacity
 ) -> Iterator[Rank]:
     counts = [Counter[str]() for _ in range(task.num_devices)]
-    for rank, kind in zip(placed.rank.tolist(), placed.shards.kind.tolist(), strict=True):
+    for rank, kind in zip(placed.shards.device.tolist(), placed.shards.kind.tolist(), strict=True):
         counts[rank][kind] += 1
     hbm_capacity = capacity.left(task)
-    for rank, (hbm, ddr, ids, output) in enumerate(_sums(size, placed.rank, task.num_devices).tolist()):
+    for rank, (hbm, ddr, ids, output) in enumerate(_sums(size, placed.shards.device, task.num_devices).tolist()):
         perf, torchrec = (None if of_ranks is None else Phases(*of_ranks[rank].tolist()) for of_ranks in perfs)
         memory = (hbm, hbm_capacity[rank], ddr, capacity.ddr_bytes)
         yield Rank(rank, *memory, ids, output, dict(sorted(counts[rank].items())), perf, torchrec)
 
 
-def _tables(task: Task, placed: PlanShards, size: np.ndarray, theirs: np.ndarray | None) -> Iterator[TableStats]:
+def _tables(task: Task, placed: PlanShards, size: np.ndarray, theirs: np.ndarray) -> Iterator[TableStats]:
     shards, n = placed.shards, task.num_tables
-    sums, perf = _sums(size, shards.table, n), None if theirs is None else _sums(theirs, shards.table, n)
+    sums, perf = _sums(size, shards.table, n), _sums(theirs, shards.table, n)
     first = np.searchsorted(shards.table, np.arange(n + 1))
     for t, (table, kind) in enumerate(zip(placed.tables, placed.kinds, strict=True)):
         own = slice(first[t], first[t + 1])
@@ -158,10 +158,10 @@ def _tables(task: Task, placed: PlanShards, size: np.ndarray, theirs: np.ndarray
             rows=table.rows,
             dim=table.dim,
             pooling=sum(f.pooling * f.poolings for f in table.features),
-            ranks=tuple(placed.rank[own].tolist()),
+            ranks=tuple(placed.shards.device[own].tolist()),
             shard_sizes=tuple(zip(shards.rows[own].tolist(), shards.dim[own].tolist(), strict=True)),
             **dict(zip(("hbm_bytes", "ddr_bytes", "input_bytes", "output_bytes"), sums[t].tolist(), strict=True)),
-            torchrec=None if perf is None else Phases(*perf[t].tolist()),
+            torchrec=Phases(*perf[t].tolist()),
         )
 
 
@@ -170,14 +170,6 @@ def _over(ranks: Sequence[Rank]) -> Iterator[str]:
         for kind, used, capacity in (("HBM", r.hbm_bytes, r.hbm_capacity), ("DDR", r.ddr_bytes, r.ddr_capacity)):
             if capacity is not None and used > capacity:
                 yield f"rank {r.rank} needs {used:,} bytes of {kind}, has {capacity:,}: {used - capacity:,} too few"
-
-
-def _broken(task: Task, plan: Plan) -> list[str]:
-    """Constraints that the plan breaks; memory is counted apart."""
-    roomy = replace(task, memory=(ENDLESS,) * task.num_devices)
-    if set(plan.kind) == {"tw"}:
-        return violations(roomy, plan)
-    return [] if task.constraints == Constraints() else ["constraints are judged of table-wise plans only"]
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def _answer(options: argparse.Namespace) -> str:
     own = stats.tables[index]
     table, sizes = replace(tables[index], kernel=own.kernel), own.shard_sizes
     told = explain(table, own.kind, setup, name=own.name, accounting=task.accounting, sizes=sizes)
-    if stats.phases("perf"):
+    if stats.phases("perf") and own.kind in ("tw", "cw") and own.kernel == "fused":
         told = replace(told, steps=(*told.steps, alone(task, index, sizes[0][1], judge)))
     return json.dumps(told.to_dict()) if options.json else told.text()
 
