@@ -49,13 +49,16 @@ def shard_storage(task: Task, shards: Shards) -> Storage:
 
 def bytes_used(task: Task, shards: Shards) -> tuple[np.ndarray, np.ndarray]:
     """Bytes that shards take of each device's memory and of its part of its host's, (K,) int64 both."""
-    if task.accounting not in OF_A_BATCH and not np.isin(shards.of.kernel, IN_UVM).any():
-        hbm, ddr = _held(task, shards.rows, shards.dim, shards.of.element_bytes), np.zeros(len(shards.rows))
-    else:
-        found = shard_storage(task, shards)
-        hbm, ddr = found.hbm.bytes, found.ddr.bytes
-    sums = (np.bincount(shards.device, size, task.num_devices).astype(np.int64) for size in (hbm, ddr))
+    sums = (np.bincount(shards.device, s, task.num_devices).astype(np.int64) for s in shard_bytes(task, shards))
     return next(sums), next(sums)
+
+
+def shard_bytes(task: Task, shards: Shards) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes of each shard in the device's memory and in its host's, (S,) both."""
+    if task.accounting not in OF_A_BATCH and not np.isin(shards.of.kernel, IN_UVM).any():
+        return _held(task, shards.rows, shards.dim, shards.of.element_bytes), np.zeros(len(shards.rows), np.int64)
+    found = shard_storage(task, shards)
+    return found.hbm.bytes, found.ddr.bytes
 
 
 def device_sums(values: np.ndarray, placements: np.ndarray, num_devices: int) -> np.ndarray:

@@ -146,6 +146,21 @@ class FastSimulator:
         """The costs of a phase (see PASSES) as maxima of sums, for bounds and exact solvers; None: they are not."""
         return None
 
+    def rates(self, task: Task) -> np.ndarray | None:
+        """Weights of each device's sum, (K, H), that give its cost, ms, where nothing else counts; None: it is more."""
+        return None
+
+    def floors(self, task: Task) -> list[np.ndarray]:
+        """Weights as of `rates` that give no more than a device costs, or than they average to, for bounds."""
+        if (rates := self.rates(task)) is not None:
+            return [rates]
+        maxima = self.maxima("both")
+        if maxima is None:
+            return []
+        width = self.embed(task).shape[1]
+        counts = [np.bincount(columns, minlength=width).astype(np.float64) for columns in maxima.sums]
+        return [np.multiply.outer(task.ms_per_us, count) for count in counts]
+
     def factors(self) -> Factors | None:
         """The costs as products of sums and growing factors, for bounds; None: they are not."""
         return None

@@ -89,6 +89,20 @@ class TorchRecPerf(FastSimulator):
             comm = np.zeros_like(comm)
         return Latency(np.zeros_like(compute), comm, comm, compute)
 
+    def rates(self, task: Task) -> np.ndarray | None:
+        """The two columns; the critical path is no sum over shards."""
+        return None if task.objective == CRITICAL_PATH else self._weights(task, 1)
+
+    def floors(self, task: Task) -> list[np.ndarray]:
+        """All columns: on the critical path the longest of each kind are no less than their means."""
+        return [self._weights(task, 2 * len(KINDS) if task.objective == CRITICAL_PATH else 1)]
+
+    @staticmethod
+    def _weights(task: Task, columns: int) -> np.ndarray:
+        there_and_back = {"kernel": 0, "iteration": 2, CRITICAL_PATH: 1}[task.objective] / US
+        comm = np.full((task.num_devices, columns), there_and_back)
+        return np.concatenate([task.ms_per_us[:, None], comm], axis=1)
+
 
 def table_perfs(task: Task) -> np.ndarray:
     """TorchRec's estimate of each table, or half of one, by PHASES; ms (N, 4)."""

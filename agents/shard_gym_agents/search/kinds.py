@@ -1,0 +1,416 @@
+"""Search over all kinds of sharding: tables in turn to the cheapest of all their options, some taken out and put back.
+
+Costs that add up over a device's shards are searched exactly; others by what shards add near the best plan so far, and
+every plan that comes out is asked about. The aim is the sum of fourth powers of the devices' loads, which knows how
+even all devices are, and bytes at the price that the bound comes with (Lagrange's relaxation, `bounds.prices`): dear
+memory goes to the tables that gain most by it. A table's pieces are alike, so those of one form go, one by one, where
+they add least: that is best for the form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shard_gym.bounds.prices import Prices, prices
+from shard_gym.errors import InfeasibleTask, InvalidTask
+from shard_gym.memory.usage import device_sums
+from shard_gym.plan.feasibility import disproof
+from shard_gym.plan.forms import ALL, COPY, DEVICE, HOST, Forms
+from shard_gym.plan.plan import Plan
+from shard_gym.plan.rules import Rules
+from shard_gym.plan.violations import rooms
+from shard_gym.simulators import FastSimulator
+from shard_gym.task.constraints import OF_ONE
+from shard_gym.task.task import Task
+from shard_gym_agents.search.state import Budget, Costs
+from shard_gym_agents.solvers.solver import Progress, require_fast, require_number, task_rng
+
+RUIN = (2, 10)  # tables taken out at a time: from, below
+FROM_SLOW = 0.5  # share of the times that they are taken from the slowest device
+DEARER = 4.0  # the price of memory, each time a table finds no room
+DEAREST = 12  # times
+WARM = 0.003  # part of a device's load by which a change may be for the worse at first
+ROUNDS = 4  # of a search by costs that do not add up: the costs of shards are asked about anew
+CHECK = 256  # changes after which running sums are added up anew
+
+
+def beyond_columns(task: Task) -> bool:
+    """True if tables may be sharded by more than columns, or live elsewhere than in the device's memory."""
+    return bool(set(task.kinds_allowed) - set(OF_ONE)) or task.residences != ("hbm",) or bool(task.constraints.kinds)
+
+
+@dataclass(frozen=True)
+class Option:
+    """A form, a choice, and the device or host of each piece (0 for others), with what it adds to the aim."""
+
+    worth: float
+    form: int
+    choice: int
+    targets: tuple[int, ...]
+
+
+class Choices:
+    """The fixed part of a search: options of each item, which is a table or those that must be together."""
+
+    def __init__(self, task: Task, planner: FastSimulator) -> None:
+        if task.constraints.max_moves is not None:
+            raise InvalidTask("max_moves is for whole tables on single devices: a task of more kinds has no moves")
+        self.task, self.planner, self.rules = task, planner, Rules.of(task)
+        self.forms = Forms.of(task, lambda shards: planner.embed_shards(task, shards))
+        self.items = np.flatnonzero(self.rules.leads)
+        self.host = task.devices_per_host
+        resources = 2 if task.residences != ("hbm",) else 1
+        self.size = self.forms.bytes[:resources].astype(np.float64)
+        self.room = np.stack(rooms(task)).astype(np.float64)[:resources]
+        self.may = self.forms.may.copy()
+        if self.rules.binding:
+            self._bind()
+        self.at = [slice(a, b) for a, b in zip(self.forms.first[:-1], self.forms.first[1:], strict=True)]
+
+    def _bind(self) -> None:
+        """Keep tables whose device is constrained whole on one; those together are the first one's forms."""
+        task, forms, rules = self.task, self.forms, self.rules
+        c = task.constraints
+        held = [*(t for t, _ in c.pin), *(t for group in (*c.together, *c.apart) for t in group)]
+        self.may[np.isin(forms.table, held) & (forms.level > 0)] = False
+        self.may[np.isin(forms.table, held), 1:] = False
+        whole = np.arange(len(forms.residences))
+        for table in np.flatnonzero(~rules.leads).tolist():
+            mine, leader = forms.first[table] + whole, forms.first[rules.leader[table]] + whole
+            self.size[:, leader] += self.size[:, mine]
+            self.may[leader] &= self.may[mine]
+
+    def loads(self, rates: np.ndarray) -> np.ndarray:
+        """What each choice adds to each device, (R, 4, K), of items."""
+        loads, whole = self.forms.loads(rates), np.arange(len(self.forms.residences))
+        for table in np.flatnonzero(~self.rules.leads).tolist():
+            loads[self.forms.first[self.rules.leader[table]] + whole] += loads[self.forms.first[table] + whole]
+        return loads
+
+    def all_chosen(self, chosen: dict[int, Option]) -> list[tuple[int, int, tuple[int, ...]]]:
+        """Form, choice and targets of every table, those of a group as their leader's."""
+        found = []
+        for table, leader in enumerate(self.rules.leader[:-1].tolist()):
+            option = chosen[leader]
+            form = option.form - self.forms.first[leader] + self.forms.first[table]
+            found.append((int(form), option.choice, option.targets))
+        return found
+
+    def plan(self, chosen: dict[int, Option]) -> Plan:
+        """The plan that these options make."""
+        return self.forms.plan(self.all_chosen(chosen))
+
+    def sums(self, chosen: dict[int, Option]) -> np.ndarray:
+        """Each device's sum of the rows of its shards, exact, (K, H)."""
+        forms, k = self.forms, self.task.num_devices
+        form, column, device = [], [], []
+        every = np.arange(k)
+        for row, choice, targets in self.all_chosen(chosen):
+            for target in targets if choice in (DEVICE, HOST) else (0,):
+                where = _devices(choice, target, self.host, every)
+                form.append(np.full(len(where), row))
+                column.append(forms.column[choice, where])
+                device.append(where)
+        rows = forms.vector[np.concatenate(form), np.concatenate(column)]
+        return device_sums(rows, np.concatenate(device), k)
+
+
+def _devices(choice: int, target: int, host: int, every: np.ndarray) -> np.ndarray:
+    if choice == DEVICE:
+        return every[target : target + 1]
+    return every[target * host : (target + 1) * host] if choice == HOST else every
+
+
+class Board:
+    """Items placed so far, what devices cost, and what is free; loads are in units of a target."""
+
+    def __init__(self, choices: Choices, loads: np.ndarray, offset: np.ndarray, price: np.ndarray, unit: float) -> None:
+        self.choices, self.loads = choices, loads / unit
+        self.offset = offset / unit
+        self.price = price[: len(choices.room)] / unit
+        self.asked = 0
+        self.load, self.free = self.offset.copy(), choices.room.copy()
+        n, k = choices.task.num_tables, choices.task.num_devices
+        self.cost, self.held = np.zeros((n, k)), np.zeros((n, len(choices.room), k))
+        self.near = np.zeros((choices.rules.apart.shape[1], k), np.int64)
+        self.chosen: dict[int, Option] = {}
+
+    @property
+    def worth(self) -> float:
+        """The aim: fourth powers of loads, and bytes at their price."""
+        used = (self.choices.room - self.free).sum(axis=1)
+        return float(((self.load**2) ** 2).sum() / 4 + self.price @ used)
+
+    def put(self, item: int, option: Option) -> None:
+        """Place an item."""
+        cost, held = self._of(option)
+        self.cost[item], self.held[item] = cost, held
+        self.load += cost
+        self.free -= held
+        self.chosen[item] = option
+        if self.choices.rules.binding:
+            self._stands(item, option, 1)
+
+    def take(self, item: int) -> None:
+        """Take an item out."""
+        self.load -= self.cost[item]
+        self.free += self.held[item]
+        option = self.chosen.pop(item)
+        if self.choices.rules.binding:
+            self._stands(item, option, -1)
+        self.cost[item] = 0.0
+        self.held[item] = 0.0
+
+    def settle(self) -> None:
+        """Add up running sums anew."""
+        self.load = self.offset + self.cost.sum(axis=0)
+
+    def reprice(self, loads: np.ndarray, offset: np.ndarray, unit: float) -> None:
+        """Go on with other costs of shards."""
+        self.loads, self.offset = loads / unit, offset / unit
+        for item, option in self.chosen.items():
+            self.cost[item] = self._of(option)[0]
+        self.settle()
+
+    def _of(self, option: Option) -> tuple[np.ndarray, np.ndarray]:
+        loads, size = self.loads[option.form, option.choice], self.choices.size[:, option.form, option.choice]
+        if option.choice in (ALL, COPY):
+            return loads, size
+        span = self.choices.host if option.choice == HOST else 1
+        times = np.bincount(option.targets, minlength=len(loads) // span).repeat(span)
+        return loads * times, size * times
+
+    def _stands(self, item: int, option: Option, times: int) -> None:
+        rules = self.choices.rules
+        if rules.rival[item] >= 0:
+            self.near[:, option.targets[0]] += times * rules.apart[item]
+
+    def best(self, item: int, noise: float = 1.0) -> Option | None:
+        """The option that adds least to the aim; None if there is room for none."""
+        c = self.choices
+        rows = c.at[item]
+        pieces, may = c.forms.pieces[rows], c.may[rows]
+        power = (self.load**2) ** 2 / 4
+        price = self.price * noise
+        options = []
+        for choice, span in ((DEVICE, 1), (HOST, c.host)):
+            some = np.flatnonzero(may[:, choice])
+            if len(some):
+                found = self._piecewise(item, rows.start + some, choice, span, pieces[some], power, price)
+                options += [found] if found is not None else []
+        for choice in (ALL, COPY):
+            some = np.flatnonzero(may[:, choice])
+            if len(some):
+                found = self._everywhere(rows.start + some, choice, power, price)
+                options += [found] if found is not None else []
+        return min(options, key=lambda option: option.worth, default=None)
+
+    def _everywhere(self, forms: np.ndarray, choice: int, power: np.ndarray, price: np.ndarray) -> Option | None:
+        size = self.choices.size[:, forms, choice]
+        fits = (size <= self.free[:, None]).all(axis=(0, 2))
+        self.asked += len(forms)
+        if not fits.any():
+            return None
+        added = (((self.load + self.loads[forms, choice]) ** 2) ** 2).sum(axis=1) / 4 - power.sum()
+        worth = np.where(fits, added + price @ size.sum(axis=2), np.inf)
+        i = int(worth.argmin())
+        return Option(float(worth[i]), int(forms[i]), choice, (0,))
+
+    def _piecewise(
+        self,
+        item: int,
+        forms: np.ndarray,
+        choice: int,
+        span: int,
+        pieces: np.ndarray,
+        power: np.ndarray,
+        price: np.ndarray,
+    ) -> Option | None:
+        """The best of forms whose pieces go to devices, or hosts of `span`: as each adds more than the one before, the
+        cheapest places are found by sorting."""
+        most, k = int(pieces.max()), len(self.load)
+        count = np.arange(1, most + 1)
+        size = self.choices.size[:, forms, choice]  # (Q, r, K)
+        cost = (self.load[:, None] + self.loads[forms, choice][..., None] * count) ** 2
+        cost = cost**2 / 4  # (r, K, J)
+        fits = (size[..., None] * count <= self.free[:, None, :, None]).all(axis=0)
+        if span > 1:
+            cost = cost.reshape(len(forms), k // span, span, most).sum(axis=2)
+            fits = fits.reshape(len(forms), k // span, span, most).all(axis=2)
+            power = power.reshape(-1, span).sum(axis=1)
+        added = np.diff(cost, axis=2, prepend=np.broadcast_to(power[:, None], (*cost.shape[:2], 1)))
+        added[~fits] = np.inf
+        if span == 1 and self.choices.rules.binding:
+            added[:, ~self._allowed(item)] = np.inf
+        self.asked += added.shape[0] * added.shape[1]
+        flat = added.reshape(len(forms), -1)
+        if most > 1:
+            least = np.sort(flat, axis=1)[:, :most].cumsum(axis=1)[np.arange(len(forms)), pieces - 1]
+        else:
+            least = flat.min(axis=1)
+        held = size[:, :, 0] if span == 1 else size[:, :, :span].sum(axis=2)
+        least = least + pieces * (price @ held)
+        i = int(least.argmin())
+        if least[i] == np.inf:
+            return None
+        order = flat[i].argsort(kind="stable")[: pieces[i]] // most
+        return Option(float(least[i]), int(forms[i]), choice, tuple(np.sort(order).tolist()))
+
+    def _allowed(self, item: int) -> np.ndarray:
+        """Devices that pins and rivals leave an item; rivals have no shards but on one device."""
+        rules = self.choices.rules
+        rival = rules.rival[item]
+        return rules.allowed[item] & ((rival < 0) | (self.near[rival] == 0))
+
+
+class Search:
+    """A search for the best plan of a task by a planner; `plan` tells the best so far."""
+
+    def __init__(self, task: Task, planner: FastSimulator, budget: Budget, progress: Progress | None = None) -> None:
+        if why := disproof(task):
+            raise InfeasibleTask(why)
+        self.task, self.costs, self.budget, self.progress = task, Costs(task, planner), budget, progress
+        self.choices = Choices(task, planner)
+        self.rates = planner.rates(task)
+        self.makespan, self.chosen = np.inf, dict[int, Option]()
+        reference = self.choices.forms.vector[self.choices.forms.first[:-1], 0].sum(axis=0) / task.num_devices
+        self._aim(np.repeat(reference[None], task.num_devices, axis=0))
+
+    def _aim(self, sums: np.ndarray) -> None:
+        """Set costs of shards, those near these sums where they do not add up, and prices by them."""
+        rates, self.offset = (self.rates, np.zeros(len(sums))) if self.rates is not None else self._near(sums)
+        self.loads = self.choices.loads(rates)
+        forms = replace(self.choices.forms, may=self.choices.may)
+        self.prices = prices(forms, self.choices.forms.loads(rates))
+        self.unit = max(self.prices.bound + float(self.offset.mean()), 1e-12)
+
+    def _near(self, sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Weights of sums and what is left over, by asking for each column how costs grow from the mean of devices."""
+        k, width = sums.shape
+        mean = np.repeat(sums.mean(axis=0)[None], k, axis=0)
+        step = np.maximum(np.abs(self.choices.forms.vector).mean(axis=(0, 1)), 1e-9)
+        tried = np.repeat(np.repeat(mean[None], k, axis=0)[:, None], width, axis=1)
+        device, column = np.indices((k, width))
+        tried[device, column, device, column] += step
+        base = self._cost(mean[None])[0]
+        rates = (self._cost(tried)[device, column, device] - base[:, None]) / step
+        return rates, base - (rates * mean).sum(axis=1)
+
+    def _cost(self, sums: np.ndarray) -> np.ndarray:
+        return self.costs.planner.decode(self.task, sums).cost(self.task.objective)
+
+    @property
+    def plan(self) -> Plan:
+        """The best plan so far."""
+        return self.choices.plan(self.chosen)
+
+    def greedy(self) -> Board:
+        """A board with every item in turn, costliest first, in its best option; the price of memory rises until all
+        have room."""
+        forms = self.choices.forms
+        least = np.where(self.choices.may[..., None], self.loads, np.inf).sum(axis=2)
+        cost = np.minimum.reduceat(least.min(axis=1), forms.first[:-1])
+        size = np.maximum.reduceat(self.choices.size[0, :, DEVICE, 0], forms.first[:-1])
+        by_cost = np.argsort(-cost[self.choices.items], kind="stable")
+        by_size = np.argsort(-size[self.choices.items], kind="stable")
+        price, most = self.prices.price, None
+        floor = self.unit / self.choices.room.sum(axis=1).mean()
+        for attempt in range(DEAREST):
+            for order in (by_cost, by_size):
+                board = Board(self.choices, self.loads, self.offset, price, self.unit)
+                for item in self.choices.items[order].tolist():
+                    if (option := board.best(item)) is not None:
+                        board.put(item, option)
+                if len(board.chosen) == len(order):
+                    self.seen(board)
+                    return board
+                if most is None or len(board.chosen) > len(most.chosen):
+                    most = board
+            price = np.maximum(DEARER * price, floor * DEARER**attempt * (forms.size.any(axis=(1, 2))))
+            if self.budget.over(self.costs):
+                break
+        assert most is not None
+        return most
+
+    def seen(self, board: Board) -> bool:
+        """Keep a board's plan if it is complete, and better than the best; True if whoever follows says to stop."""
+        self.costs.planner.calls += board.asked // len(board.load)
+        board.asked = 0
+        if len(board.chosen) < len(self.choices.items):
+            return False
+        makespan = float(board.load.max()) * self.unit
+        if self.rates is None:
+            latency = self.costs.planner.decode(self.task, self.choices.sums(board.chosen))
+            makespan = float(latency.makespan(self.task.objective))
+        require_number(makespan, self.costs.planner)
+        if makespan >= self.makespan * (1 - 1e-12):
+            return False
+        self.makespan, self.chosen = makespan, dict(board.chosen)
+        return self.progress is not None and bool(self.progress(makespan, self.budget.spent_seconds))
+
+    def improve(self, board: Board, rng: np.random.Generator, share: float) -> bool:
+        """Take out some tables and put them back, again and again, until a share of the budget is spent; True: stop."""
+        items = self.choices.items.tolist()
+        missing = [item for item in items if item not in board.chosen]
+        changes = 0
+        begun = self.spent
+        while self.spent < share and (missing or self._left()):
+            heat = WARM * (1 - (self.spent - begun) / max(share - begun, 1e-9))
+            before = (len(missing), board.worth)
+            out = self._ruined(board, rng)
+            old = {item: board.chosen[item] for item in out}
+            for item in out:
+                board.take(item)
+            back = [*missing, *out]
+            rng.shuffle(back)
+            noise = float(rng.uniform(0.7, 1.3))
+            lost = []
+            for item in back:
+                option = board.best(item, noise)
+                if option is None:
+                    lost.append(item)
+                else:
+                    board.put(item, option)
+            after = (len(lost), board.worth)
+            if after[0] < before[0] or (
+                after[0] == before[0] and after[1] <= before[1] + heat * float(rng.exponential())
+            ):
+                missing = lost
+                if self.seen(board):
+                    return True
+            else:
+                for item in back:
+                    if item in board.chosen:
+                        board.take(item)
+                for item, option in old.items():
+                    board.put(item, option)
+            self.costs.planner.calls += board.asked // len(board.load)
+            board.asked = 0
+            changes += 1
+            if changes % CHECK == 0:
+                board.settle()
+        return False
+
+    def _left(self) -> bool:
+        return self.makespan > self.prices.bound * (1 + 1e-4) or self.rates is None
+
+    @property
+    def spent(self) -> float:
+        """Share of the budget that is spent."""
+        if self.budget.calls:
+            return self.costs.planner.calls / self.budget.calls
+        return self.budget.spent_seconds / max(self.budget.seconds, 1e-9)
+
+    def _ruined(self, board: Board, rng: np.random.Generator) -> list[int]:
+        """Items to take out: some of the slowest device, or of all."""
+        placed = np.fromiter(board.chosen, np.int64, len(board.chosen))
+        count = min(int(rng.integers(*RUIN)), len(placed))
+        if rng.random() < FROM_SLOW:
+            slow = placed[board.cost[placed, int(board.load.argmax())] > 0]
+            some = rng.permutation(slow)[: (count + 1) // 2]
+            rest = rng.choice(placed, count - len(some), replace=False) if count > len(some) else placed[:0]
+            return list(dict.fromkeys(np.append(some, rest).tolist()))
+        return rng.choice(placed, count, replace=False).tolist()
