@@ -21,13 +21,14 @@ ROUNDS = 3  # over the two memories
 DEAREST = 2.0**20  # times the mean cost of a byte, at most
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prices:
     """A bound, ms, and prices of a byte of a device's memory and of its host's, in ms of one device's cost."""
 
     bound: float
     price: np.ndarray  # (2,)
     table: int | None  # that binds alone
+    excess: np.ndarray  # (R, 4) ms that a form and choice adds to the bound, over the cheapest of the table's
 
 
 def prices(forms: Forms, loads: np.ndarray, offset: float = 0.0) -> Prices:
@@ -54,7 +55,10 @@ def prices(forms: Forms, loads: np.ndarray, offset: float = 0.0) -> Prices:
             price[memory] = _best(at, price, memory, flat[real].mean() / max(1.0, sizes[memory, real].mean()))
     alone, table = _alone(forms, loads)
     mean = at(price)[0]
-    return Prices(max(mean, alone) + offset, price * task.num_devices, table if alone > mean else None)
+    paid = np.where(real, flat + price @ sizes, np.inf)
+    excess = paid - np.repeat(np.minimum.reduceat(paid, starts), 4 * np.diff(forms.first)) - max(0.0, alone - mean)
+    one = table if alone > mean else None
+    return Prices(max(mean, alone) + offset, price * task.num_devices, one, excess.reshape(cost.shape))
 
 
 def _best(at, price: np.ndarray, memory: int, scale: float) -> float:  # type: ignore[no-untyped-def]

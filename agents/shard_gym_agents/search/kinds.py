@@ -32,6 +32,9 @@ RUIN = (2, 10)  # tables taken out at a time: from, below
 FROM_SLOW = 0.5  # share of the times that they are taken from the slowest device
 DEARER = 4.0  # the price of memory, each time a table finds no room
 DEAREST = 12  # times
+LIFT = 3.0  # of all loads, in units of the bound: costs count beside their evenness
+LIKELY = 0.5  # part of the gap to the bound that one table's option may cost
+SOONER = 0.7
 WARM = 0.003  # part of a device's load by which a change may be for the worse at first
 ROUNDS = 4  # of a search by costs that do not add up: the costs of shards are asked about anew
 CHECK = 256  # changes after which running sums are added up anew
@@ -50,6 +53,19 @@ class Option:
     form: int
     choice: int
     targets: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Piecewise:
+    """Forms of an item whose pieces go to devices, or to hosts of `span` devices, one by one."""
+
+    forms: np.ndarray  # (r,)
+    choice: int
+    span: int
+    pieces: np.ndarray  # (r,)
+    loads: np.ndarray  # (r, K, J) of j + 1 pieces on a device
+    size: np.ndarray  # (Q, r, K, J) bytes of them
+    taken: np.ndarray  # (Q, r) bytes of all pieces
 
 
 class Choices:
@@ -129,7 +145,7 @@ class Board:
 
     def __init__(self, choices: Choices, loads: np.ndarray, offset: np.ndarray, price: np.ndarray, unit: float) -> None:
         self.choices, self.loads = choices, loads / unit
-        self.offset = offset / unit
+        self.offset = offset / unit + LIFT
         self.price = price[: len(choices.room)] / unit
         self.asked = 0
         self.load, self.free = self.offset.copy(), choices.room.copy()
@@ -137,6 +153,7 @@ class Board:
         self.cost, self.held = np.zeros((n, k)), np.zeros((n, len(choices.room), k))
         self.near = np.zeros((choices.rules.apart.shape[1], k), np.int64)
         self.chosen: dict[int, Option] = {}
+        self.narrow(choices.may)
 
     @property
     def worth(self) -> float:
@@ -170,10 +187,11 @@ class Board:
 
     def reprice(self, loads: np.ndarray, offset: np.ndarray, unit: float) -> None:
         """Go on with other costs of shards."""
-        self.loads, self.offset = loads / unit, offset / unit
+        self.loads, self.offset = loads / unit, offset / unit + LIFT
         for item, option in self.chosen.items():
             self.cost[item] = self._of(option)[0]
         self.settle()
+        self.asked_of = {}
 
     def _of(self, option: Option) -> tuple[np.ndarray, np.ndarray]:
         loads, size = self.loads[option.form, option.choice], self.choices.size[:, option.form, option.choice]
@@ -190,74 +208,95 @@ class Board:
 
     def best(self, item: int, noise: float = 1.0) -> Option | None:
         """The option that adds least to the aim; None if there is room for none."""
-        c = self.choices
-        rows = c.at[item]
-        pieces, may = c.forms.pieces[rows], c.may[rows]
-        power = (self.load**2) ** 2 / 4
+        if (asked := self.asked_of.get(item)) is None:
+            asked = self.asked_of[item] = self._asked_of(item)
+        pieces, everywhere = asked
+        square = self.load * self.load
+        power = square * square
         price = self.price * noise
-        options = []
-        for choice, span in ((DEVICE, 1), (HOST, c.host)):
-            some = np.flatnonzero(may[:, choice])
-            if len(some):
-                found = self._piecewise(item, rows.start + some, choice, span, pieces[some], power, price)
-                options += [found] if found is not None else []
-        for choice in (ALL, COPY):
-            some = np.flatnonzero(may[:, choice])
-            if len(some):
-                found = self._everywhere(rows.start + some, choice, power, price)
-                options += [found] if found is not None else []
-        return min(options, key=lambda option: option.worth, default=None)
+        found = None if everywhere is None else self._everywhere(*everywhere, power, price)
+        for some in pieces:
+            option = self._piecewise(item, some, power, price)
+            if option is not None and (found is None or option.worth < found.worth):
+                found = option
+        return found
 
-    def _everywhere(self, forms: np.ndarray, choice: int, power: np.ndarray, price: np.ndarray) -> Option | None:
-        size = self.choices.size[:, forms, choice]
+    def _asked_of(self, item: int) -> tuple[list[Piecewise], tuple[np.ndarray, ...] | None]:
+        """The options of an item as arrays: by pieces, and on all devices."""
+        c = self.choices
+        rows, pieces = c.at[item], []
+        for choice, span in ((DEVICE, 1), (HOST, c.host)):
+            some = rows.start + np.flatnonzero(self.may[rows, choice])
+            if len(some):
+                count = c.forms.pieces[some]
+                times = np.arange(1, count.max() + 1)
+                size = c.size[:, some, choice]
+                taken = count * size[:, :, :span].sum(axis=2)
+                loads = self.loads[some, choice][..., None] * times
+                pieces.append(Piecewise(some, choice, span, count, loads, size[..., None] * times, taken))
+        form, choice = np.nonzero(self.may[rows, ALL:])
+        if not len(form):
+            return pieces, None
+        form, choice = form + rows.start, choice + ALL
+        size = c.size[:, form, choice]
+        return pieces, (form, choice, self.loads[form, choice], size, size.sum(axis=2))
+
+    def _everywhere(
+        self,
+        forms: np.ndarray,
+        choice: np.ndarray,
+        loads: np.ndarray,
+        size: np.ndarray,
+        taken: np.ndarray,
+        power: np.ndarray,
+        price: np.ndarray,
+    ) -> Option | None:
         fits = (size <= self.free[:, None]).all(axis=(0, 2))
         self.asked += len(forms)
         if not fits.any():
             return None
-        added = (((self.load + self.loads[forms, choice]) ** 2) ** 2).sum(axis=1) / 4 - power.sum()
-        worth = np.where(fits, added + price @ size.sum(axis=2), np.inf)
+        cost = self.load + loads
+        cost *= cost
+        cost *= cost
+        worth = np.where(fits, (cost.sum(axis=1) - power.sum()) / 4 + price @ taken, np.inf)
         i = int(worth.argmin())
-        return Option(float(worth[i]), int(forms[i]), choice, (0,))
+        return Option(float(worth[i]), int(forms[i]), int(choice[i]), (0,))
 
-    def _piecewise(
-        self,
-        item: int,
-        forms: np.ndarray,
-        choice: int,
-        span: int,
-        pieces: np.ndarray,
-        power: np.ndarray,
-        price: np.ndarray,
-    ) -> Option | None:
-        """The best of forms whose pieces go to devices, or hosts of `span`: as each adds more than the one before, the
-        cheapest places are found by sorting."""
-        most, k = int(pieces.max()), len(self.load)
-        count = np.arange(1, most + 1)
-        size = self.choices.size[:, forms, choice]  # (Q, r, K)
-        cost = (self.load[:, None] + self.loads[forms, choice][..., None] * count) ** 2
-        cost = cost**2 / 4  # (r, K, J)
-        fits = (size[..., None] * count <= self.free[:, None, :, None]).all(axis=0)
+    def _piecewise(self, item: int, some: Piecewise, power: np.ndarray, price: np.ndarray) -> Option | None:
+        """The best of forms whose pieces go to devices, or hosts: as each adds more than the one before, the cheapest
+        places are found by sorting."""
+        span, (count, k, most) = some.span, some.loads.shape
+        cost = self.load[:, None] + some.loads
+        cost *= cost
+        cost *= cost  # (r, K, J)
+        fits = (some.size <= self.free[:, None, :, None]).all(axis=0)
         if span > 1:
-            cost = cost.reshape(len(forms), k // span, span, most).sum(axis=2)
-            fits = fits.reshape(len(forms), k // span, span, most).all(axis=2)
+            cost = cost.reshape(count, k // span, span, most).sum(axis=2)
+            fits = fits.reshape(count, k // span, span, most).all(axis=2)
             power = power.reshape(-1, span).sum(axis=1)
-        added = np.diff(cost, axis=2, prepend=np.broadcast_to(power[:, None], (*cost.shape[:2], 1)))
-        added[~fits] = np.inf
+        cost[..., 1:] -= cost[..., :-1].copy()
+        cost[..., 0] -= power
+        cost[~fits] = np.inf
         if span == 1 and self.choices.rules.binding:
-            added[:, ~self._allowed(item)] = np.inf
-        self.asked += added.shape[0] * added.shape[1]
-        flat = added.reshape(len(forms), -1)
+            cost[:, ~self._allowed(item)] = np.inf
+        self.asked += count * cost.shape[1]
+        flat = cost.reshape(count, -1)
         if most > 1:
-            least = np.sort(flat, axis=1)[:, :most].cumsum(axis=1)[np.arange(len(forms)), pieces - 1]
+            least = np.sort(flat, axis=1)[:, :most].cumsum(axis=1)[np.arange(count), some.pieces - 1]
         else:
             least = flat.min(axis=1)
-        held = size[:, :, 0] if span == 1 else size[:, :, :span].sum(axis=2)
-        least = least + pieces * (price @ held)
+        least = least / 4 + price @ some.taken
         i = int(least.argmin())
         if least[i] == np.inf:
             return None
-        order = flat[i].argsort(kind="stable")[: pieces[i]] // most
-        return Option(float(least[i]), int(forms[i]), choice, tuple(np.sort(order).tolist()))
+        if some.pieces[i] == 1:
+            return Option(float(least[i]), int(some.forms[i]), some.choice, (int(flat[i].argmin()) // most,))
+        order = flat[i].argsort(kind="stable")[: some.pieces[i]] // most
+        return Option(float(least[i]), int(some.forms[i]), some.choice, tuple(sorted(order.tolist())))
+
+    def narrow(self, may: np.ndarray) -> None:
+        """Leave only some choices of forms to items, (R, 4)."""
+        self.may, self.asked_of = may, {}
 
     def _allowed(self, item: int) -> np.ndarray:
         """Devices that pins and rivals leave an item; rivals have no shards but on one device."""
@@ -341,7 +380,7 @@ class Search:
         board.asked = 0
         if len(board.chosen) < len(self.choices.items):
             return False
-        makespan = float(board.load.max()) * self.unit
+        makespan = (float(board.load.max()) - LIFT) * self.unit
         if self.rates is None:
             latency = self.costs.planner.decode(self.task, self.choices.sums(board.chosen))
             makespan = float(latency.makespan(self.task.objective))
@@ -357,6 +396,7 @@ class Search:
         missing = [item for item in items if item not in board.chosen]
         changes = 0
         begun = self.spent
+        narrowed = self._narrow(board, np.inf)
         while self.spent < share and (missing or self._left()):
             heat = WARM * (1 - (self.spent - begun) / max(share - begun, 1e-9))
             before = (len(missing), board.worth)
@@ -381,6 +421,8 @@ class Search:
                 missing = lost
                 if self.seen(board):
                     return True
+                if not missing:
+                    narrowed = self._narrow(board, narrowed)
             else:
                 for item in back:
                     if item in board.chosen:
@@ -393,6 +435,16 @@ class Search:
             if changes % CHECK == 0:
                 board.settle()
         return False
+
+    def _narrow(self, board: Board, before: float) -> float:
+        """Leave out options that cost so much over the cheapest that no plan with them is likely to be better."""
+        if len(board.chosen) < len(self.choices.items):
+            return before
+        gap = (float(board.load.max()) - LIFT) * self.unit - self.prices.bound
+        if gap < SOONER * before:
+            board.narrow(self.choices.may & (self.prices.excess <= gap * LIKELY))
+            return gap
+        return before
 
     def _left(self) -> bool:
         return self.makespan > self.prices.bound * (1 + 1e-4) or self.rates is None
