@@ -28,14 +28,15 @@ from shard_gym.task.task import Task
 from shard_gym_agents.search.state import Budget, Costs
 from shard_gym_agents.solvers.solver import Progress, require_fast, require_number, task_rng
 
-RUIN = (2, 10)  # tables taken out at a time: from, below
-FROM_SLOW = 0.5  # share of the times that they are taken from the slowest device
+RUIN = (2, 9)  # tables taken out at a time: from, below
+FROM_SLOW = 0.8  # share of the times that they are taken from the slowest device and another
 DEARER = 4.0  # the price of memory, each time a table finds no room
 DEAREST = 12  # times
-LIFT = 3.0  # of all loads, in units of the bound: costs count beside their evenness
+LIFT = 8.0  # of all loads at first, in units of the bound: costs count beside their evenness
 LIKELY = 0.5  # part of the gap to the bound that one table's option may cost
 SOONER = 0.7
-WARM = 0.003  # part of a device's load by which a change may be for the worse at first
+LOW = 0.0  # of all loads in the end
+WARM = 0.0003  # of the bound: how much for the worse a change may be at first
 ROUNDS = 4  # of a search by costs that do not add up: the costs of shards are asked about anew
 CHECK = 256  # changes after which running sums are added up anew
 
@@ -146,6 +147,7 @@ class Board:
     def __init__(self, choices: Choices, loads: np.ndarray, offset: np.ndarray, price: np.ndarray, unit: float) -> None:
         self.choices, self.loads = choices, loads / unit
         self.offset = offset / unit + LIFT
+        self.lift = LIFT
         self.price = price[: len(choices.room)] / unit
         self.asked = 0
         self.load, self.free = self.offset.copy(), choices.room.copy()
@@ -160,6 +162,17 @@ class Board:
         """The aim: fourth powers of loads, and bytes at their price."""
         used = (self.choices.room - self.free).sum(axis=1)
         return float(((self.load**2) ** 2).sum() / 4 + self.price @ used)
+
+    @property
+    def longest(self) -> float:
+        """The load of the slowest device."""
+        return float(self.load.max()) - self.lift
+
+    def raised(self, lift: float) -> None:
+        """Raise all loads by so much, and no more by what they were raised by before."""
+        self.load += lift - self.lift
+        self.offset = self.offset + (lift - self.lift)
+        self.lift = lift
 
     def put(self, item: int, option: Option) -> None:
         """Place an item."""
@@ -187,7 +200,7 @@ class Board:
 
     def reprice(self, loads: np.ndarray, offset: np.ndarray, unit: float) -> None:
         """Go on with other costs of shards."""
-        self.loads, self.offset = loads / unit, offset / unit + LIFT
+        self.loads, self.offset = loads / unit, offset / unit + self.lift
         for item, option in self.chosen.items():
             self.cost[item] = self._of(option)[0]
         self.settle()
@@ -380,7 +393,7 @@ class Search:
         board.asked = 0
         if len(board.chosen) < len(self.choices.items):
             return False
-        makespan = (float(board.load.max()) - LIFT) * self.unit
+        makespan = board.longest * self.unit
         if self.rates is None:
             latency = self.costs.planner.decode(self.task, self.choices.sums(board.chosen))
             makespan = float(latency.makespan(self.task.objective))
@@ -398,7 +411,9 @@ class Search:
         begun = self.spent
         narrowed = self._narrow(board, np.inf)
         while self.spent < share and (missing or self._left()):
-            heat = WARM * (1 - (self.spent - begun) / max(share - begun, 1e-9))
+            left = max(0.0, 1 - (self.spent - begun) / max(share - begun, 1e-9))
+            board.raised(LOW + LIFT * left)
+            heat = WARM * left * (1 + board.lift) ** 3
             before = (len(missing), board.worth)
             out = self._ruined(board, rng)
             old = {item: board.chosen[item] for item in out}
@@ -440,7 +455,7 @@ class Search:
         """Leave out options that cost so much over the cheapest that no plan with them is likely to be better."""
         if len(board.chosen) < len(self.choices.items):
             return before
-        gap = (float(board.load.max()) - LIFT) * self.unit - self.prices.bound
+        gap = board.longest * self.unit - self.prices.bound
         if gap < SOONER * before:
             board.narrow(self.choices.may & (self.prices.excess <= gap * LIKELY))
             return gap
@@ -461,8 +476,9 @@ class Search:
         placed = np.fromiter(board.chosen, np.int64, len(board.chosen))
         count = min(int(rng.integers(*RUIN)), len(placed))
         if rng.random() < FROM_SLOW:
-            slow = placed[board.cost[placed, int(board.load.argmax())] > 0]
-            some = rng.permutation(slow)[: (count + 1) // 2]
-            rest = rng.choice(placed, count - len(some), replace=False) if count > len(some) else placed[:0]
-            return list(dict.fromkeys(np.append(some, rest).tolist()))
+            slow = int(board.load.argmax())
+            other = int(rng.integers(len(board.load)))
+            mine, theirs = (placed[board.cost[placed, d] > 0] for d in (slow, other))
+            some = rng.permutation(mine)[: (count + 1) // 2]
+            return list(dict.fromkeys([*some.tolist(), *rng.permutation(theirs)[: count // 2].tolist()]))
         return rng.choice(placed, count, replace=False).tolist()
