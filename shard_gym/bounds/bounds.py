@@ -21,9 +21,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from shard_gym.bounds.prices import prices
 from shard_gym.bounds.shares import Pieces, Share, no_bound, pieces_of, shares_of
+from shard_gym.errors import InfeasibleTask
 from shard_gym.memory.usage import table_bytes
-from shard_gym.plan.feasibility import no_room
+from shard_gym.plan.feasibility import disproof, no_room
+from shard_gym.plan.forms import Forms, beyond_columns
 from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.task.links import Links
 from shard_gym.task.task import Task
@@ -60,6 +63,8 @@ def certificate(task: Task, simulator: Simulator, budget: float = 1.0) -> Bound:
     if not isinstance(simulator, FastSimulator):
         raise no_bound(simulator)
     fast = simulator.uncounted
+    if beyond_columns(task):
+        return _of_kinds(task, fast)
     pieces = pieces_of(task, fast)
     fits = _fits(task, pieces)
     reached = _Reached(task, fast, pieces, time.perf_counter() + budget)
@@ -78,6 +83,24 @@ def certificate(task: Task, simulator: Simulator, budget: float = 1.0) -> Bound:
     fill = float(table_bytes(task).sum() / task.capacity.sum())
     binding = None if resource in ("comm", "compute") else table
     return Bound(makespan * SAFETY, resource, method, binding, comm, fill)
+
+
+def _of_kinds(task: Task, simulator: FastSimulator) -> Bound:
+    """The bound of a task of all kinds: every sum that is no more than a device's cost, shared out over devices."""
+    if not (floors := simulator.floors(task)):
+        raise no_bound(simulator)
+    if why := disproof(task):
+        raise InfeasibleTask(why)
+    forms = Forms.of(task, lambda shards: simulator.embed_shards(task, shards))
+    found = [prices(forms, forms.loads(floor)) for floor in floors]
+    best = max(found, key=lambda p: p.bound)
+    resource, method = "compute", "all work shared out, each table sharded as is cheapest"
+    if best.table is not None:
+        resource, method = "one table", f"the dearest shard of table {best.table}, sharded as is best for it"
+    elif best.price.any():
+        resource, method = "memory", f"{method} at the price of memory"
+    fill = float(table_bytes(task).sum() / task.capacity.sum())
+    return Bound(best.bound * SAFETY, resource, method, best.table, fill=fill)
 
 
 class _Reached:

@@ -9,6 +9,8 @@ import numpy as np
 
 from shard_gym.errors import InfeasibleTask
 from shard_gym.memory.usage import device_bytes, piece_bytes, table_bytes
+from shard_gym.plan.fitting import evenly, lacking
+from shard_gym.plan.forms import beyond_columns
 from shard_gym.plan.nodes import Options
 from shard_gym.plan.placing import Placing
 from shard_gym.plan.plan import Plan
@@ -28,6 +30,8 @@ def quick(task: Task) -> Verdict:
     """Verdict in milliseconds: a proof that memory does not suffice, or a plan by a simple rule."""
     if why := disproof(task):
         return Verdict(False, why)
+    if beyond_columns(task):
+        return _shared_out(task)
     if task.constraints != Constraints():
         return Verdict(None, "memory alone rules nothing out; with constraints it takes an exact solver")
     for rule, place in (("first-fit-decreasing", first_fit_decreasing), ("most-room-first", _most_room_first)):
@@ -40,11 +44,21 @@ def quick(task: Task) -> Verdict:
     return Verdict(None, "simple rules find no plan, and simple counts rule none out")
 
 
+def _shared_out(task: Task) -> Verdict:
+    if task.constraints not in (Constraints(), Constraints(kinds=task.constraints.kinds)):
+        return Verdict(None, "memory alone rules nothing out; with constraints it takes a search")
+    if (plan := evenly(task)) is None:
+        return Verdict(None, "a simple rule finds no plan, and simple counts rule none out")
+    return Verdict(True, "sharding every table as evenly as may be gives a plan", plan)
+
+
 def disproof(task: Task) -> str | None:
     """Reason why memory, or the moves allowed, cannot suffice, and by how much; None if no count says so.
 
     Allows for splits where the task does.
     """
+    if beyond_columns(task):
+        return lacking(task)
     return _too_large(task) or _too_much(task) or _too_many(task) or _too_few_devices(task) or _too_few_moves(task)
 
 

@@ -12,12 +12,19 @@ from shard_gym.memory.usage import shard_bytes
 from shard_gym.plan.nodes import MOST_HALVINGS
 from shard_gym.plan.plan import SHARES, Plan
 from shard_gym.plan.shards import KERNELS
+from shard_gym.plan.violations import rooms
 from shard_gym.task.constraints import BY_HOST, OF_COLUMNS, OF_ONE
 from shard_gym.task.task import CACHE_SHARES, Task
 
 # Choices of a form: a device for each piece, a host for each piece, all devices by rows, or a copy on each.
 DEVICE, HOST, ALL, COPY = range(4)
 KINDS_OF = (OF_ONE, BY_HOST, ("rw",), ("dp",))  # of each choice; the last of two that of pieces of columns
+
+
+def beyond_columns(task: Task) -> bool:
+    """True if tables may be sharded by more than columns, or some by less than others, or live in host memory."""
+    news = set(task.kinds_allowed) - set(OF_ONE) or task.constraints.kinds
+    return bool(news) or task.residences != ("hbm",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +82,30 @@ class Forms:
 
     @property
     def bytes(self) -> np.ndarray:
-        """Bytes that each choice takes on each device it puts a shard on, there and in its host's memory, (2, R, 4, K)."""
+        """Bytes that each choice takes of each device it puts a shard on, and of its host, (2, R, 4, K)."""
         return self.size[:, :, self.column]
+
+    @property
+    def fits(self) -> np.ndarray:
+        """True for choices that the task leaves and that empty devices have room for, a piece on each, (R, 4)."""
+        fits = (self.bytes <= np.stack(rooms(self.task))[:, None, None]).all(axis=0)  # (R, 4, K)
+        found = fits.all(axis=2)
+        found[:, DEVICE] = fits[:, DEVICE].any(axis=1)
+        found[:, HOST] = self.by_host(fits[:, HOST]).all(axis=2).any(axis=1)
+        return found & self.may
+
+    @property
+    def taken(self) -> np.ndarray:
+        """Bytes that a table takes in all, there and in hosts' memory, by each choice of each form, (2, R, 4)."""
+        size, host = self.bytes, self.task.devices_per_host
+        total = size.sum(axis=-1)
+        total[..., DEVICE] = size[..., DEVICE, 0] * self.pieces
+        total[..., HOST] = size[..., HOST, :host].sum(axis=-1) * self.pieces
+        return total
+
+    def by_host(self, values: np.ndarray) -> np.ndarray:
+        """Values of devices, (..., K), host by host, (..., hosts, L)."""
+        return values.reshape(*values.shape[:-1], -1, self.task.devices_per_host)
 
     def plan(self, chosen: Sequence[tuple[int, int, Sequence[int]]]) -> Plan:
         """The plan of a form, a choice, and a device or host (0 for others) for each piece, of each table."""

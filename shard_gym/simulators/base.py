@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from shard_gym.errors import InvalidPlan, SimulatorError, UnknownName
-from shard_gym.memory.shards import Shards
+from shard_gym.memory.shards import Shards, Tables
 from shard_gym.memory.usage import device_sums
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.shards import shards
@@ -157,7 +157,7 @@ class FastSimulator:
         maxima = self.maxima("both")
         if maxima is None:
             return []
-        width = self.embed(task).shape[1]
+        width = self.embed_shards(task, Shards.whole(Tables.of_task(task))).shape[1]
         counts = [np.bincount(columns, minlength=width).astype(np.float64) for columns in maxima.sums]
         return [np.multiply.outer(task.ms_per_us, count) for count in counts]
 
@@ -278,6 +278,9 @@ class Counted(FastSimulator):
 
     def embed_shards(self, task: Task, shards: Shards) -> np.ndarray:
         return self.simulator.embed_shards(task, shards)
+
+    def rates(self, task: Task) -> np.ndarray | None:
+        return self.simulator.rates(task)
 
     def decode(self, task: Task, sums: np.ndarray) -> Latency:
         self.calls += math.prod(sums.shape[:-2])

@@ -9,24 +9,25 @@ they add least: that is best for the form.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shard_gym.bounds.prices import Prices, prices
+from shard_gym.bounds.prices import prices
 from shard_gym.errors import InfeasibleTask, InvalidTask
+from shard_gym.memory.shards import Shards
 from shard_gym.memory.usage import device_sums
 from shard_gym.plan.feasibility import disproof
+from shard_gym.plan.fitting import evenly
 from shard_gym.plan.forms import ALL, COPY, DEVICE, HOST, Forms
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.rules import Rules
-from shard_gym.plan.violations import rooms
+from shard_gym.plan.violations import rooms, violations
 from shard_gym.simulators import FastSimulator
-from shard_gym.task.constraints import OF_ONE
 from shard_gym.task.task import Task
 from shard_gym_agents.search.state import Budget, Costs
-from shard_gym_agents.solvers.solver import Progress, require_fast, require_number, task_rng
+from shard_gym_agents.solvers.solver import Progress, require_number, task_rng
 
 RUIN = (2, 9)  # tables taken out at a time: from, below
 FROM_SLOW = 0.8  # share of the times that they are taken from the slowest device and another
@@ -38,12 +39,9 @@ SOONER = 0.7
 LOW = 0.0  # of all loads in the end
 WARM = 0.0003  # of the bound: how much for the worse a change may be at first
 ROUNDS = 4  # of a search by costs that do not add up: the costs of shards are asked about anew
+NOISE = 0.7, 1.3  # of the price of memory
+CLOSE = 1e-4  # to the bound: good enough
 CHECK = 256  # changes after which running sums are added up anew
-
-
-def beyond_columns(task: Task) -> bool:
-    """True if tables may be sharded by more than columns, or live elsewhere than in the device's memory."""
-    return bool(set(task.kinds_allowed) - set(OF_ONE)) or task.residences != ("hbm",) or bool(task.constraints.kinds)
 
 
 @dataclass(frozen=True)
@@ -72,11 +70,11 @@ class Piecewise:
 class Choices:
     """The fixed part of a search: options of each item, which is a table or those that must be together."""
 
-    def __init__(self, task: Task, planner: FastSimulator) -> None:
+    def __init__(self, task: Task, embed: Callable[[Shards], np.ndarray]) -> None:
         if task.constraints.max_moves is not None:
             raise InvalidTask("max_moves is for whole tables on single devices: a task of more kinds has no moves")
-        self.task, self.planner, self.rules = task, planner, Rules.of(task)
-        self.forms = Forms.of(task, lambda shards: planner.embed_shards(task, shards))
+        self.task, self.rules = task, Rules.of(task)
+        self.forms = Forms.of(task, embed)
         self.items = np.flatnonzero(self.rules.leads)
         self.host = task.devices_per_host
         resources = 2 if task.residences != ("hbm",) else 1
@@ -307,6 +305,26 @@ class Board:
         order = flat[i].argsort(kind="stable")[: some.pieces[i]] // most
         return Option(float(least[i]), int(some.forms[i]), some.choice, tuple(sorted(order.tolist())))
 
+    def any(self, item: int, rng: np.random.Generator) -> Option | None:
+        """A random option that has room; None if none of a few has."""
+        c, rows = self.choices, self.choices.at[item]
+        for row, choice in rng.permutation(np.argwhere(self.may[rows])).tolist():
+            form, span = rows.start + row, {DEVICE: 1, HOST: c.host}.get(choice, len(self.load))
+            left, targets = self.free.copy(), []
+            size = c.size[:, form, choice]
+            for _ in range(int(c.forms.pieces[form])):
+                fits = (left >= size).all(axis=0).reshape(-1, span).all(axis=1)
+                if choice == DEVICE and c.rules.binding:
+                    fits &= self._allowed(item)
+                if not fits.any():
+                    break
+                targets.append(int(rng.choice(np.flatnonzero(fits))))
+                block = slice(targets[-1] * span, (targets[-1] + 1) * span)
+                left[:, block] -= size[:, block]
+            else:
+                return Option(0.0, form, choice, tuple(sorted(targets)))
+        return None
+
     def narrow(self, may: np.ndarray) -> None:
         """Leave only some choices of forms to items, (R, 4)."""
         self.may, self.asked_of = may, {}
@@ -325,7 +343,7 @@ class Search:
         if why := disproof(task):
             raise InfeasibleTask(why)
         self.task, self.costs, self.budget, self.progress = task, Costs(task, planner), budget, progress
-        self.choices = Choices(task, planner)
+        self.choices = Choices(task, lambda shards: planner.embed_shards(task, shards))
         self.rates = planner.rates(task)
         self.makespan, self.chosen = np.inf, dict[int, Option]()
         reference = self.choices.forms.vector[self.choices.forms.first[:-1], 0].sum(axis=0) / task.num_devices
@@ -389,8 +407,7 @@ class Search:
 
     def seen(self, board: Board) -> bool:
         """Keep a board's plan if it is complete, and better than the best; True if whoever follows says to stop."""
-        self.costs.planner.calls += board.asked // len(board.load)
-        board.asked = 0
+        self._count(board)
         if len(board.chosen) < len(self.choices.items):
             return False
         makespan = board.longest * self.unit
@@ -403,53 +420,65 @@ class Search:
         self.makespan, self.chosen = makespan, dict(board.chosen)
         return self.progress is not None and bool(self.progress(makespan, self.budget.spent_seconds))
 
-    def improve(self, board: Board, rng: np.random.Generator, share: float) -> bool:
+    def run(self, board: Board, rng: np.random.Generator) -> None:
+        """Search from a board until the budget is spent; with progress, Ctrl-C ends it as well."""
+        rounds = 1 if self.rates is not None else ROUNDS
+        try:
+            for number in range(rounds):
+                if number and self.chosen:
+                    self._aim(self.choices.sums(self.chosen))
+                    board.reprice(self.loads, self.offset, self.unit)
+                if self._improve(board, rng, (number + 1) / rounds):
+                    break
+        except KeyboardInterrupt:
+            if self.progress is None or not self.chosen:
+                raise
+
+    def _improve(self, board: Board, rng: np.random.Generator, share: float) -> bool:
         """Take out some tables and put them back, again and again, until a share of the budget is spent; True: stop."""
-        items = self.choices.items.tolist()
-        missing = [item for item in items if item not in board.chosen]
-        changes = 0
-        begun = self.spent
-        narrowed = self._narrow(board, np.inf)
-        while self.spent < share and (missing or self._left()):
-            left = max(0.0, 1 - (self.spent - begun) / max(share - begun, 1e-9))
-            board.raised(LOW + LIFT * left)
+        missing = [item for item in self.choices.items.tolist() if item not in board.chosen]
+        changes, begun, gap = 0, self._spent, self._narrow(board, np.inf)
+        while self._spent < share and (missing or self._worth_more):
+            left = max(0.0, 1 - (self._spent - begun) / max(share - begun, 1e-9))
+            board.raised(LIFT * left)
             heat = WARM * left * (1 + board.lift) ** 3
-            before = (len(missing), board.worth)
-            out = self._ruined(board, rng)
-            old = {item: board.chosen[item] for item in out}
-            for item in out:
-                board.take(item)
-            back = [*missing, *out]
-            rng.shuffle(back)
-            noise = float(rng.uniform(0.7, 1.3))
-            lost = []
-            for item in back:
-                option = board.best(item, noise)
-                if option is None:
-                    lost.append(item)
-                else:
-                    board.put(item, option)
-            after = (len(lost), board.worth)
-            if after[0] < before[0] or (
-                after[0] == before[0] and after[1] <= before[1] + heat * float(rng.exponential())
-            ):
+            lost = self._changed(board, missing, rng, heat * float(rng.exponential()))
+            if lost is not None:
                 missing = lost
                 if self.seen(board):
                     return True
-                if not missing:
-                    narrowed = self._narrow(board, narrowed)
-            else:
-                for item in back:
-                    if item in board.chosen:
-                        board.take(item)
-                for item, option in old.items():
-                    board.put(item, option)
-            self.costs.planner.calls += board.asked // len(board.load)
-            board.asked = 0
+                gap = self._narrow(board, gap)
+            self._count(board)
             changes += 1
             if changes % CHECK == 0:
                 board.settle()
         return False
+
+    def _changed(self, board: Board, missing: list[int], rng: np.random.Generator, worse: float) -> list[int] | None:
+        """Take some items out and put them and those missing in; what is missing then, or None where it was undone."""
+        before = board.worth
+        out = self._ruined(board, rng)
+        old = {item: board.chosen[item] for item in out}
+        for item in out:
+            board.take(item)
+        back, lost, noise = [*missing, *out], [], float(rng.uniform(*NOISE))
+        for item in rng.permutation(back).tolist():
+            if (option := board.best(item, noise)) is None:
+                lost.append(item)
+            else:
+                board.put(item, option)
+        if len(lost) < len(missing) or (len(lost) == len(missing) and board.worth <= before + worse):
+            return lost
+        for item in back:
+            if item in board.chosen:
+                board.take(item)
+        for item, option in old.items():
+            board.put(item, option)
+        return None
+
+    def _count(self, board: Board) -> None:
+        self.costs.planner.calls += board.asked // self.task.num_devices
+        board.asked %= self.task.num_devices
 
     def _narrow(self, board: Board, before: float) -> float:
         """Leave out options that cost so much over the cheapest that no plan with them is likely to be better."""
@@ -461,11 +490,13 @@ class Search:
             return gap
         return before
 
-    def _left(self) -> bool:
-        return self.makespan > self.prices.bound * (1 + 1e-4) or self.rates is None
+    @property
+    def _worth_more(self) -> bool:
+        """True while the bound leaves room for better plans."""
+        return self.makespan > self.prices.bound * (1 + CLOSE) or self.rates is None
 
     @property
-    def spent(self) -> float:
+    def _spent(self) -> float:
         """Share of the budget that is spent."""
         if self.budget.calls:
             return self.costs.planner.calls / self.budget.calls
@@ -482,3 +513,61 @@ class Search:
             some = rng.permutation(mine)[: (count + 1) // 2]
             return list(dict.fromkeys([*some.tolist(), *rng.permutation(theirs)[: count // 2].tolist()]))
         return rng.choice(placed, count, replace=False).tolist()
+
+    @property
+    def sums(self) -> np.ndarray:
+        """Each device's sum of the best plan so far, (K, H)."""
+        return self.choices.sums(self.chosen)
+
+
+def searched(
+    task: Task,
+    planner: FastSimulator,
+    budget: Budget,
+    seed: int = 0,
+    progress: Progress | None = None,
+    sure: float = 0.0,
+) -> Search:
+    """A search that is done, and has a plan: greedy's, where the gain is below `sure` deviations of the planner."""
+    search = Search(task, planner, budget, progress)
+    board = search.greedy()
+    makespan, chosen = search.makespan, search.chosen
+    search.run(board, task_rng(seed, task))
+    if chosen and makespan - search.makespan <= sure * search.costs.doubt(search.sums, search.choices.sums(chosen)):
+        search.makespan, search.chosen = makespan, chosen
+    return _found(search)
+
+
+def greedy(task: Task, planner: FastSimulator) -> Plan:
+    """Plan of every table in turn, costliest first, in the best of all its options."""
+    search = Search(task, planner, Budget(np.inf, 0))
+    search.greedy()
+    return _found(search).plan
+
+
+def random_plan(task: Task, rng: np.random.Generator, tries: int = 100) -> Plan:
+    """A plan of random options that have room, tables in random order; `evenly` where that leads nowhere."""
+    if why := disproof(task):
+        raise InfeasibleTask(why)
+    choices = Choices(task, lambda shards: np.zeros((len(shards.rows), 1)))
+    loads, k = choices.loads(np.zeros((task.num_devices, 1))), task.num_devices
+    for _ in range(tries):
+        board = Board(choices, loads, np.zeros(k), np.zeros(2), 1.0)
+        for item in rng.permutation(choices.items).tolist():
+            if (option := board.any(item, rng)) is None:
+                break
+            board.put(item, option)
+        else:
+            return choices.plan(board.chosen)
+    plan = evenly(task)
+    if plan is None or violations(task, plan):
+        raise InfeasibleTask("random options find no plan, which does not prove that there is none")
+    return plan
+
+
+def _found(search: Search) -> Search:
+    if not search.chosen:
+        raise InfeasibleTask(
+            "some tables found no room, which does not prove that there is no plan: allow more time, or more kinds"
+        )
+    return search

@@ -13,10 +13,12 @@ from typing import ClassVar
 import numpy as np
 
 from shard_gym.errors import InfeasibleTask, InvalidTask
+from shard_gym.plan.forms import beyond_columns
 from shard_gym.plan.plan import Plan
 from shard_gym.simulators import Simulator
 from shard_gym.task.task import Task
 from shard_gym_agents.search.greedy import in_use, named, starts
+from shard_gym_agents.search.kinds import searched
 from shard_gym_agents.search.moves import finer, improve
 from shard_gym_agents.search.repair import amiss, feasible, go_home, redeal, repair
 from shard_gym_agents.search.state import Board, Budget, Costs, State
@@ -49,6 +51,8 @@ class LocalSearch:
 
     def within(self, budget: Budget, task: Task, planner: Simulator) -> Plan:
         """Plan within a budget that then says whether the search was stopped."""
+        if beyond_columns(task):
+            return searched(task, require_fast(planner), budget, self.seed, self.progress).plan
         costs, rng = Costs(task, require_fast(planner)), task_rng(self.seed, task)
         board = Board(task, costs, self.splits)
         state = feasible(board, starts(board, budget.worth_seconds), budget, rng)
@@ -90,6 +94,8 @@ class Auto:
             raise InfeasibleTask(f"with {self.headroom:.4g} of each device's memory kept free: {error}") from error
 
     def _planned(self, task: Task, planner: Simulator, budget: Budget) -> Plan:
+        if beyond_columns(task):
+            return searched(task, require_fast(planner), budget, self.seed, self.progress, self.sure).plan
         rng = task_rng(self.seed, task)
         board = Board(task, Costs(task, require_fast(planner)), splits=True)
         greedy = self._best_greedy(board, budget)

@@ -11,6 +11,7 @@ import numpy as np
 
 from shard_gym.errors import UnknownName
 from shard_gym.plan.feasibility import dead_end, follow
+from shard_gym.plan.forms import beyond_columns
 from shard_gym.plan.nodes import Options
 from shard_gym.plan.placing import Placing
 from shard_gym.plan.plan import Plan
@@ -19,6 +20,7 @@ from shard_gym.simulators import Simulator, single_costs
 from shard_gym.simulators.base import costs_with
 from shard_gym.tables.pool import TablePool
 from shard_gym.task.task import Task
+from shard_gym_agents.search import kinds
 from shard_gym_agents.solvers.solver import require_fast, require_number
 
 COSTS: dict[str, Callable[[TablePool], np.ndarray]] = {
@@ -90,7 +92,8 @@ class RoundRobin:
 class CostGreedy:
     """Costliest table first, each to the device whose predicted multi-table cost stays lowest.
 
-    AutoShard announces this baseline and never reports it. Costs come from running sums of table embeddings.
+    AutoShard announces this baseline and never reports it. Costs come from running sums of table embeddings. Tasks of
+    more kinds of sharding: each table in the best of all its options, see `search.kinds`.
     """
 
     track: ClassVar[str] = "search"
@@ -98,6 +101,8 @@ class CostGreedy:
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
         planner, rules = require_fast(planner), Rules.of(task)
+        if beyond_columns(task):
+            return kinds.greedy(task, planner)
         tables = rules.merged(planner.embed(task))
         placing = Placing(Options.of(task, tables, rules), track=True)
         sums = placing.sums[0]

@@ -12,11 +12,13 @@ import numpy as np
 from shard_gym.errors import InvalidTask
 from shard_gym.memory.usage import device_bytes, device_sums
 from shard_gym.plan.feasibility import first_fit_decreasing
+from shard_gym.plan.forms import beyond_columns
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.random_plans import TRIES, random_placements
 from shard_gym.plan.rules import Rules
 from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.task.task import Task
+from shard_gym_agents.search.kinds import random_plan
 from shard_gym_agents.solvers.solver import Progress, require_number, task_rng
 
 CACHED_SHARDS = 2**11  # decoded in one call
@@ -27,7 +29,8 @@ WORTH_DRAWING = 0.25  # share of uniform placements that fit, below which placin
 class Random:
     """A uniform placement; drawn again while a device overflows, up to 1,000 times, then first-fit-decreasing.
 
-    Under constraints tables go one by one, each to a random device where it may go: see `random_placements`.
+    Under constraints tables go one by one, each to a random device where it may go: see `random_placements`. Of tasks
+    of more kinds of sharding, so do random options of tables.
     """
 
     track: ClassVar[str] = "blind"
@@ -36,6 +39,8 @@ class Random:
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
         rng = task_rng(self.seed, task)
+        if beyond_columns(task):
+            return random_plan(task, rng)
         if Rules.of(task).binding:
             return Plan(tuple(random_placements(task, 1, rng)[0].tolist()))
         drawn, size = 0, 1

@@ -1,0 +1,200 @@
+"""Solvers, bounds and feasibility of tasks of all kinds of sharding."""
+
+from dataclasses import replace
+from itertools import combinations_with_replacement
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shard_gym_agents
+from shard_gym import Task, make_pool, simulators
+from shard_gym.bounds.bounds import certificate, lower_bound
+from shard_gym.errors import InfeasibleTask, InvalidTask
+from shard_gym.plan.feasibility import disproof, quick
+from shard_gym.plan.forms import ALL, COPY, DEVICE, HOST, Forms
+from shard_gym.plan.violations import violations
+from shard_gym.results.evaluate import score
+from shard_gym.task.constraints import KINDS, Constraints
+from shard_gym.task.links import Links
+from shard_gym_agents.search.kinds import searched
+from shard_gym_agents.search.state import Budget
+
+TORCHREC = simulators.make("torchrec:cuda-v1")
+ROOFLINE = simulators.make("roofline:h100-v1")
+HOSTS = Links(port=6e8, uplink=1e8, group=2)
+SOLVERS = ("random", "cost-greedy", "local-search", "auto")
+
+
+def drawn(seed, tables=4, fill=0.7, **changes):
+    """A small task on 2 hosts of 2 devices, memory filled to a share."""
+    rng = np.random.default_rng(seed)
+    rows = np.exp(rng.uniform(np.log(3), np.log(1e6), tables)).astype(int)
+    pool = make_pool(rows=rows, dim=rng.choice([4, 8, 12, 24], tables), pooling=rng.uniform(0.5, 40, tables).round(1))
+    memory = int(pool.weight_bytes.sum() / 4 / fill) + 1
+    task = Task(pool, (memory,) * 4, "iteration", 2048, links=HOSTS, kinds=KINDS)
+    return replace(task, **changes)
+
+
+def solved(name, task, planner=TORCHREC, **options):
+    if name in ("local-search", "auto"):
+        options = {"calls": 2_000, **options}
+    return shard_gym_agents.make(name, **options)(task, planner)
+
+
+def options_of(forms, table):
+    """Every option of a table: form, choice, targets."""
+    k, hosts = forms.task.num_devices, forms.task.num_devices // forms.task.devices_per_host
+    for form in range(forms.first[table], forms.first[table + 1]):
+        places = {DEVICE: k, HOST: hosts, ALL: 1, COPY: 1}
+        for choice in np.flatnonzero(forms.may[form]).tolist():
+            for targets in combinations_with_replacement(range(places[choice]), int(forms.pieces[form])):
+                yield form, choice, targets
+
+
+def brute_force(task, planner):
+    """The least makespan of all plans, each scored as plans are."""
+    forms = Forms.of(task, lambda shards: planner.embed_shards(task, shards))
+    rates, bytes_ = planner.rates(task), forms.bytes[0]
+    loads, sizes = [], []
+    for table in range(task.num_tables):
+        each = []
+        for form, choice, targets in options_of(forms, table):
+            span = {DEVICE: 1, HOST: task.devices_per_host}.get(choice, task.num_devices)
+            times = np.bincount(targets, minlength=task.num_devices // span).repeat(span)
+            load = np.einsum("kh,kh->k", forms.vector[form, forms.column[choice]], rates)
+            each.append((times * load, times * bytes_[form, choice]))
+        loads.append(np.array([load for load, _ in each]))
+        sizes.append(np.array([size for _, size in each]))
+    total, used = np.zeros((1, task.num_devices)), np.zeros((1, task.num_devices))
+    for load, size in zip(loads, sizes, strict=True):
+        total = (total[:, None] + load).reshape(-1, task.num_devices)
+        used = (used[:, None] + size).reshape(-1, task.num_devices)
+        kept = (used <= task.capacity).all(axis=1)
+        total, used = total[kept], used[kept]
+    return float(total.max(axis=1).min()) if len(total) else None
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_search_finds_the_best_of_all_plans(seed):
+    task = drawn(seed, tables=3 + seed % 2, fill=(0.5, 0.9)[seed % 2])
+    best = brute_force(task, TORCHREC)
+    plan = solved("local-search", task, calls=20_000)
+    assert score(task, plan, TORCHREC).makespan == pytest.approx(best, rel=1e-9)
+    assert lower_bound(task, TORCHREC) <= best
+
+
+@given(seed=st.integers(0, 10**6), kinds=st.sets(st.sampled_from(KINDS), min_size=1), fill=st.floats(0.2, 0.95))
+@settings(max_examples=25, deadline=None)
+def test_every_plan_keeps_to_its_task_and_is_worth_what_the_search_says(seed, kinds, fill):
+    task = drawn(seed, 6, fill, kinds=tuple(kinds | {"rw"}), accounting="torchrec")
+    task = replace(task, memory=tuple(m + 10**7 for m in task.memory))
+    for planner in (TORCHREC, ROOFLINE):
+        found = searched(task, planner, Budget(0, 1_000))
+        assert violations(task, found.plan) == []
+        assert score(task, found.plan, planner).makespan == found.makespan
+        assert lower_bound(task, planner) <= found.makespan
+        for name in ("random", "cost-greedy"):
+            result = score(task, solved(name, task, planner), planner)
+            assert result.feasible and lower_bound(task, planner) <= result.makespan
+
+
+def test_forms_are_the_shards_of_their_plans():
+    task = drawn(1, 5, residences=("hbm", "uvm", "cached"), host_memory=10**10, accounting="torchrec")
+    task = replace(task, memory=(10**10,) * 4)
+    forms = Forms.of(task, lambda shards: ROOFLINE.embed_shards(task, shards))
+    rng = np.random.default_rng(0)
+    from shard_gym.memory.usage import bytes_used, device_sums
+    from shard_gym.plan.shards import shards
+
+    for _ in range(50):
+        every = [list(options_of(forms, t)) for t in range(5)]
+        chosen = [options[rng.integers(len(options))] for options in every]
+        placed = shards(task, forms.plan(chosen))
+        sums, used = np.zeros((4, forms.vector.shape[2])), np.zeros((2, 4), np.int64)
+        for form, choice, targets in chosen:
+            span = {DEVICE: 1, HOST: 2}.get(choice, 4)
+            times = np.bincount(targets, minlength=4 // span).repeat(span)
+            sums += times[:, None] * forms.vector[form, forms.column[choice]]
+            used += times * forms.bytes[:, form, choice]
+        np.testing.assert_array_equal(sums, device_sums(ROOFLINE.embed_shards(task, placed), placed.device, 4))
+        np.testing.assert_array_equal(used, np.stack(bytes_used(task, placed)))
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("planner", [TORCHREC, ROOFLINE], ids=lambda p: p.id)
+def test_constraints_hold(name, planner):
+    rules = Constraints(
+        pin=((0, 3),), together=((1, 2),), apart=((1, 3, 4),), no_split=(5,), kinds=((6, ("dp", "rw")), (7, ("cw",)))
+    )
+    task = drawn(5, 9, 0.3, constraints=rules)
+    task = replace(task, tables=task.tables.with_(dim=np.full(9, 24, np.int32)), memory=(2**40,) * 4)
+    plan = solved(name, task, planner)
+    assert violations(task, plan) == []
+    assert plan.devices[0] == (3,) and plan.kind[6] in ("rw", "dp")
+    assert 7 in plan.splits and 5 not in plan.splits
+
+
+def test_moves_are_refused():
+    task = drawn(0, 3, constraints=Constraints(base=(0, 1, 2), max_moves=1))
+    with pytest.raises(InvalidTask, match="max_moves"):
+        solved("cost-greedy", task)
+
+
+def test_a_table_larger_than_its_devices_lives_where_it_may():
+    task = Task(make_pool(rows=10**6, dim=16), (9 * 10**6,) * 4, "iteration", 512, kinds=("tw", "rw"))
+    assert solved("cost-greedy", task).kind == ("rw",)
+    assert quick(task).feasible and violations(task, quick(task).plan) == []
+    only = replace(task, kinds=("tw",))
+    assert "too few" in disproof(only)
+    named = replace(task, constraints=Constraints(kinds=((0, ("tw",)),)))
+    assert "it would fit as cw or rw" in disproof(named)
+    with pytest.raises(InfeasibleTask, match="would fit as"):
+        solved("auto", named)
+    with pytest.raises(InfeasibleTask, match="would fit as"):
+        lower_bound(named, TORCHREC)
+    small = replace(task, memory=(10**6,) * 4)
+    assert "residence uvm" in disproof(small)
+    host = replace(small, residences=("hbm", "uvm", "cached"), host_memory=10**9)
+    for name in SOLVERS:
+        plan = solved(name, host)
+        assert violations(host, plan) == [] and plan.residence[0] != "hbm"
+    assert quick(host).feasible
+
+
+def test_progress_stops_a_search_and_is_told_of_better_plans():
+    told = []
+    task = drawn(3, 12, 0.6)
+    solved("local-search", task, progress=lambda makespan, _: told.append(makespan) or len(told) == 3)
+    assert told == sorted(told, reverse=True) and len(told) <= 3
+
+    def interrupt(makespan, _):
+        if len(told) == 5:
+            raise KeyboardInterrupt
+        told.append(makespan)
+
+    told.clear()
+    plan = solved("auto", task, progress=interrupt)
+    assert violations(task, plan) == []
+
+
+def test_calls_make_a_search_repeatable():
+    task = drawn(4, 20)
+    assert solved("auto", task, seed=3) == solved("auto", task, seed=3)
+
+
+def test_the_critical_path_has_a_bound_and_a_search():
+    task = drawn(6, 10, objective="torchrec-critical-path")
+    found = searched(task, TORCHREC, Budget(0, 5_000))
+    assert score(task, found.plan, TORCHREC).makespan == found.makespan
+    assert 0 < lower_bound(task, TORCHREC) <= found.makespan
+    assert found.makespan <= score(task, solved("random", task), TORCHREC).makespan
+
+
+def test_one_dear_table_binds():
+    task = drawn(0, 4, kinds=("tw", "rw"), constraints=Constraints(kinds=((2, ("tw",)),)))
+    task = replace(task, tables=task.tables.with_(pooling=np.array([1, 1, 500, 1])), memory=(2**40,) * 4)
+    bound = certificate(task, TORCHREC)
+    assert (bound.resource, bound.table) == ("one table", 2)
+    assert score(task, solved("auto", task), TORCHREC).makespan == pytest.approx(bound.makespan, rel=1e-6)
