@@ -34,9 +34,11 @@ FROM_SLOW = 0.8  # share of the times that they are taken from the slowest devic
 DEARER = 4.0  # the price of memory, each time a table finds no room
 DEAREST = 12  # times
 LIFT = 8.0  # of all loads at first, in units of the bound: costs count beside their evenness
-LIKELY = 0.5  # part of the gap to the bound that one table's option may cost
+LIKELY = (
+    1.0  # part of the gap to the bound that one option may cost: with 1 no better plan is left out where costs add up
+)
 SOONER = 0.7
-LOW = 0.0  # of all loads in the end
+LOW = -0.5  # in the end: what is far below the slowest counts for nothing
 WARM = 0.0003  # of the bound: how much for the worse a change may be at first
 ROUNDS = 4  # of a search by costs that do not add up: the costs of shards are asked about anew
 NOISE = 0.7, 1.3  # of the price of memory
@@ -159,7 +161,7 @@ class Board:
     def worth(self) -> float:
         """The aim: fourth powers of loads, and bytes at their price."""
         used = (self.choices.room - self.free).sum(axis=1)
-        return float(((self.load**2) ** 2).sum() / 4 + self.price @ used)
+        return float((np.maximum(self.load, 0.0) ** 4).sum() / 4 + self.price @ used)
 
     @property
     def longest(self) -> float:
@@ -222,7 +224,7 @@ class Board:
         if (asked := self.asked_of.get(item)) is None:
             asked = self.asked_of[item] = self._asked_of(item)
         pieces, everywhere = asked
-        square = self.load * self.load
+        square = np.maximum(self.load, 0.0) ** 2
         power = square * square
         price = self.price * noise
         found = None if everywhere is None else self._everywhere(*everywhere, power, price)
@@ -266,7 +268,7 @@ class Board:
         self.asked += len(forms)
         if not fits.any():
             return None
-        cost = self.load + loads
+        cost = np.maximum(self.load + loads, 0.0)
         cost *= cost
         cost *= cost
         worth = np.where(fits, (cost.sum(axis=1) - power.sum()) / 4 + price @ taken, np.inf)
@@ -278,6 +280,7 @@ class Board:
         places are found by sorting."""
         span, (count, k, most) = some.span, some.loads.shape
         cost = self.load[:, None] + some.loads
+        np.maximum(cost, 0.0, out=cost)
         cost *= cost
         cost *= cost  # (r, K, J)
         fits = (some.size <= self.free[:, None, :, None]).all(axis=0)
@@ -440,7 +443,7 @@ class Search:
         changes, begun, gap = 0, self._spent, self._narrow(board, np.inf)
         while self._spent < share and (missing or self._worth_more):
             left = max(0.0, 1 - (self._spent - begun) / max(share - begun, 1e-9))
-            board.raised(LIFT * left)
+            board.raised(LOW + (LIFT - LOW) * left)
             heat = WARM * left * (1 + board.lift) ** 3
             lost = self._changed(board, missing, rng, heat * float(rng.exponential()))
             if lost is not None:
@@ -570,4 +573,6 @@ def _found(search: Search) -> Search:
         raise InfeasibleTask(
             "some tables found no room, which does not prove that there is no plan: allow more time, or more kinds"
         )
+    latency = search.costs.planner.decode(search.task, search.sums)  # running sums are rounded, these are not
+    search.makespan = float(latency.makespan(search.task.objective))
     return search
