@@ -10,13 +10,16 @@ Plans are those of `Forms`: a table's columns are whole, or come in 2, 4 or 8 pi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from shard_gym.plan.forms import DEVICE, HOST, Forms
 from shard_gym.plan.violations import rooms
 
+At: TypeAlias = Callable[[np.ndarray], tuple[float, np.ndarray]]
 STEPS = 40  # halvings of a price
 ROUNDS = 3  # over the two memories
 DEAREST = 2.0**20  # times the mean cost of a byte, at most
@@ -55,7 +58,7 @@ def prices(forms: Forms, loads: np.ndarray) -> Prices:
 
     price = np.zeros(2)
     for _ in range(ROUNDS if len(forms.residences) > 1 else 1):
-        for memory in np.flatnonzero(sizes[:, real].any(axis=1)):
+        for memory in np.flatnonzero(sizes[:, real].any(axis=1)).tolist():
             price[memory] = _best(at, price, memory, flat[real].mean() / max(1.0, sizes[memory, real].mean()))
     alone, table = _alone(forms, loads)
     mean = at(price)[0]
@@ -65,7 +68,7 @@ def prices(forms: Forms, loads: np.ndarray) -> Prices:
     return Prices(max(mean, alone), price * task.num_devices, one, excess.reshape(cost.shape))
 
 
-def _best(at, price: np.ndarray, memory: int, scale: float) -> float:  # type: ignore[no-untyped-def]
+def _best(at: At, price: np.ndarray, memory: int, scale: float) -> float:
     """The price of one memory at which tables take just what there is: the bound is concave in it."""
     tried = price.copy()
     tried[memory] = 0.0

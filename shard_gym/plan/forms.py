@@ -88,8 +88,9 @@ class Forms:
     @property
     def fits(self) -> np.ndarray:
         """True for choices that the task leaves and that empty devices have room for, a piece on each, (R, 4)."""
-        fits = (self.bytes <= np.stack(rooms(self.task))[:, None, None]).all(axis=0)  # (R, 4, K)
-        found = fits.all(axis=2)
+        room = np.stack(rooms(self.task))[:, None, None]
+        fits: np.ndarray = np.all(self.bytes <= room, axis=0)  # (R, 4, K)
+        found: np.ndarray = np.all(fits, axis=2)
         found[:, DEVICE] = fits[:, DEVICE].any(axis=1)
         found[:, HOST] = self.by_host(fits[:, HOST]).all(axis=2).any(axis=1)
         return found & self.may

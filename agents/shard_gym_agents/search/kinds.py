@@ -69,6 +69,17 @@ class Piecewise:
     taken: np.ndarray  # (Q, r) bytes of all pieces
 
 
+@dataclass(frozen=True, eq=False)
+class Everywhere:
+    """Forms of an item that put a shard on every device."""
+
+    forms: np.ndarray  # (r,)
+    choice: np.ndarray  # (r,)
+    loads: np.ndarray  # (r, K)
+    size: np.ndarray  # (Q, r, K)
+    taken: np.ndarray  # (Q, r)
+
+
 class Choices:
     """The fixed part of a search: options of each item, which is a table or those that must be together."""
 
@@ -204,7 +215,7 @@ class Board:
         for item, option in self.chosen.items():
             self.cost[item] = self._of(option)[0]
         self.settle()
-        self.asked_of = {}
+        self.asked_of.clear()
 
     def _of(self, option: Option) -> tuple[np.ndarray, np.ndarray]:
         loads, size = self.loads[option.form, option.choice], self.choices.size[:, option.form, option.choice]
@@ -227,14 +238,14 @@ class Board:
         square = np.maximum(self.load, 0.0) ** 2
         power = square * square
         price = self.price * noise
-        found = None if everywhere is None else self._everywhere(*everywhere, power, price)
+        found = None if everywhere is None else self._everywhere(everywhere, power, price)
         for some in pieces:
             option = self._piecewise(item, some, power, price)
             if option is not None and (found is None or option.worth < found.worth):
                 found = option
         return found
 
-    def _asked_of(self, item: int) -> tuple[list[Piecewise], tuple[np.ndarray, ...] | None]:
+    def _asked_of(self, item: int) -> tuple[list[Piecewise], Everywhere | None]:
         """The options of an item as arrays: by pieces, and on all devices."""
         c = self.choices
         rows, pieces = c.at[item], []
@@ -247,33 +258,25 @@ class Board:
                 taken = count * size[:, :, :span].sum(axis=2)
                 loads = self.loads[some, choice][..., None] * times
                 pieces.append(Piecewise(some, choice, span, count, loads, size[..., None] * times, taken))
-        form, choice = np.nonzero(self.may[rows, ALL:])
-        if not len(form):
+        found, spread = np.nonzero(self.may[rows, ALL:])
+        if not len(found):
             return pieces, None
-        form, choice = form + rows.start, choice + ALL
-        size = c.size[:, form, choice]
-        return pieces, (form, choice, self.loads[form, choice], size, size.sum(axis=2))
+        forms, choices = found + rows.start, spread + ALL
+        size = c.size[:, forms, choices]
+        return pieces, Everywhere(forms, choices, self.loads[forms, choices], size, size.sum(axis=2))
 
-    def _everywhere(
-        self,
-        forms: np.ndarray,
-        choice: np.ndarray,
-        loads: np.ndarray,
-        size: np.ndarray,
-        taken: np.ndarray,
-        power: np.ndarray,
-        price: np.ndarray,
-    ) -> Option | None:
-        fits = (size <= self.free[:, None]).all(axis=(0, 2))
-        self.asked += len(forms)
+    def _everywhere(self, some: Everywhere, power: np.ndarray, price: np.ndarray) -> Option | None:
+        """The best of forms on all devices."""
+        fits = (some.size <= self.free[:, None]).all(axis=(0, 2))
+        self.asked += len(some.forms)
         if not fits.any():
             return None
-        cost = np.maximum(self.load + loads, 0.0)
+        cost = np.maximum(self.load + some.loads, 0.0)
         cost *= cost
         cost *= cost
-        worth = np.where(fits, (cost.sum(axis=1) - power.sum()) / 4 + price @ taken, np.inf)
+        worth = np.where(fits, (cost.sum(axis=1) - power.sum()) / 4 + price @ some.taken, np.inf)
         i = int(worth.argmin())
-        return Option(float(worth[i]), int(forms[i]), int(choice[i]), (0,))
+        return Option(float(worth[i]), int(some.forms[i]), int(some.choice[i]), (0,))
 
     def _piecewise(self, item: int, some: Piecewise, power: np.ndarray, price: np.ndarray) -> Option | None:
         """The best of forms whose pieces go to devices, or hosts: as each adds more than the one before, the cheapest
@@ -330,7 +333,8 @@ class Board:
 
     def narrow(self, may: np.ndarray) -> None:
         """Leave only some choices of forms to items, (R, 4)."""
-        self.may, self.asked_of = may, {}
+        self.may = may
+        self.asked_of: dict[int, tuple[list[Piecewise], Everywhere | None]] = {}
 
     def _allowed(self, item: int) -> np.ndarray:
         """Devices that pins and rivals leave an item; rivals have no shards but on one device."""
@@ -354,7 +358,7 @@ class Search:
 
     def _aim(self, sums: np.ndarray) -> None:
         """Set costs of shards, those near these sums where they do not add up, and prices by them."""
-        rates, self.offset = (self.rates, np.zeros(len(sums))) if self.rates is not None else self._near(sums)
+        rates, self.offset = self._near(sums) if self.rates is None else (self.rates, np.zeros(self.task.num_devices))
         self.loads = self.choices.loads(rates)
         forms = replace(self.choices.forms, may=self.choices.may)
         self.prices = prices(forms, self.choices.forms.loads(rates))
