@@ -77,7 +77,7 @@ class Forms:
         return np.stack([0 * device, 1 + device % host, blocks, 0 * device + 1 + host + k])
 
     def loads(self, rates: np.ndarray) -> np.ndarray:
-        """What each choice adds to the cost of each device it puts a shard on, by weights (K, H) of sums; (R, 4, K)."""
+        """Costs that each choice adds to each device it puts a shard on, by weights (K, H) of sums; (R, 4, K)."""
         return np.stack([np.einsum("rkh,kh->rk", self.vector[:, column], rates) for column in self.column], axis=1)
 
     @property
@@ -91,8 +91,8 @@ class Forms:
         room = np.stack(rooms(self.task))[:, None, None]
         fits: np.ndarray = np.all(self.bytes <= room, axis=0)  # (R, 4, K)
         found: np.ndarray = np.all(fits, axis=2)
-        found[:, DEVICE] = fits[:, DEVICE].any(axis=1)
-        found[:, HOST] = self.by_host(fits[:, HOST]).all(axis=2).any(axis=1)
+        found[:, DEVICE] = np.any(fits[:, DEVICE], axis=1)
+        found[:, HOST] = np.any(np.all(self.by_host(fits[:, HOST]), axis=2), axis=1)
         return found & self.may
 
     @property

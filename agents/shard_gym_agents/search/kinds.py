@@ -17,10 +17,9 @@ import numpy as np
 from shard_gym.bounds.prices import prices
 from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.memory.shards import Shards
-from shard_gym.memory.usage import device_sums
 from shard_gym.plan.feasibility import disproof
 from shard_gym.plan.fitting import evenly
-from shard_gym.plan.forms import ALL, COPY, DEVICE, HOST, Forms
+from shard_gym.plan.forms import ALL, DEVICE, HOST, Forms
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.rules import Rules
 from shard_gym.plan.violations import rooms, violations
@@ -131,32 +130,38 @@ class Choices:
         """The plan that these options make."""
         return self.forms.plan(self.all_chosen(chosen))
 
+    def times(self, option: Option) -> np.ndarray:
+        """Pieces that an option puts on each device, (K,)."""
+        k = self.task.num_devices
+        span = {DEVICE: 1, HOST: self.host}.get(option.choice, k)
+        return np.bincount(option.targets, minlength=k // span).repeat(span)
+
+    def rows(self, item: int, option: Option) -> np.ndarray:
+        """What an item adds to the sum of each device, exact, (K, H)."""
+        forms, lead = self.forms, self.forms.first[item]
+        group = np.flatnonzero(self.rules.leader[:-1] == item)
+        rows = forms.vector[forms.first[group] + option.form - lead][:, forms.column[option.choice]].sum(axis=0)
+        return rows * self.times(option)[:, None]
+
     def sums(self, chosen: dict[int, Option]) -> np.ndarray:
         """Each device's sum of the rows of its shards, exact, (K, H)."""
-        forms, k = self.forms, self.task.num_devices
-        form, column, device = [], [], []
-        every = np.arange(k)
-        for row, choice, targets in self.all_chosen(chosen):
-            for target in targets if choice in (DEVICE, HOST) else (0,):
-                where = _devices(choice, target, self.host, every)
-                form.append(np.full(len(where), row))
-                column.append(forms.column[choice, where])
-                device.append(where)
-        rows = forms.vector[np.concatenate(form), np.concatenate(column)]
-        return device_sums(rows, np.concatenate(device), k)
-
-
-def _devices(choice: int, target: int, host: int, every: np.ndarray) -> np.ndarray:
-    if choice == DEVICE:
-        return every[target : target + 1]
-    return every[target * host : (target + 1) * host] if choice == HOST else every
+        return np.sum([self.rows(item, option) for item, option in chosen.items()], axis=0)
 
 
 class Board:
     """Items placed so far, what devices cost, and what is free; loads are in units of a target."""
 
-    def __init__(self, choices: Choices, loads: np.ndarray, offset: np.ndarray, price: np.ndarray, unit: float) -> None:
-        self.choices, self.loads = choices, loads / unit
+    def __init__(
+        self,
+        choices: Choices,
+        loads: np.ndarray,
+        offset: np.ndarray,
+        price: np.ndarray,
+        unit: float,
+        ask: Callable[[np.ndarray], float] | None = None,
+    ) -> None:
+        self.choices, self.loads, self.unit, self.ask = choices, loads / unit, unit, ask
+        self.sums = np.zeros((choices.task.num_devices, choices.forms.vector.shape[2]))  # where costs do not add up
         self.offset = offset / unit + LIFT
         self.lift = LIFT
         self.price = price[: len(choices.room)] / unit
@@ -170,8 +175,10 @@ class Board:
 
     @property
     def worth(self) -> float:
-        """The aim: fourth powers of loads, and bytes at their price."""
+        """The aim: fourth powers of loads, or what is told of the sums, and bytes at their price."""
         used = (self.choices.room - self.free).sum(axis=1)
+        if self.ask is not None:
+            return self.ask(self.sums) / self.unit + float(self.price @ used)
         return float((np.maximum(self.load, 0.0) ** 4).sum() / 4 + self.price @ used)
 
     @property
@@ -192,6 +199,8 @@ class Board:
         self.load += cost
         self.free -= held
         self.chosen[item] = option
+        if self.ask is not None:
+            self.sums += self.choices.rows(item, option)
         if self.choices.rules.binding:
             self._stands(item, option, 1)
 
@@ -200,6 +209,8 @@ class Board:
         self.load -= self.cost[item]
         self.free += self.held[item]
         option = self.chosen.pop(item)
+        if self.ask is not None:
+            self.sums -= self.choices.rows(item, option)
         if self.choices.rules.binding:
             self._stands(item, option, -1)
         self.cost[item] = 0.0
@@ -218,11 +229,8 @@ class Board:
         self.asked_of.clear()
 
     def _of(self, option: Option) -> tuple[np.ndarray, np.ndarray]:
+        times = self.choices.times(option)
         loads, size = self.loads[option.form, option.choice], self.choices.size[:, option.form, option.choice]
-        if option.choice in (ALL, COPY):
-            return loads, size
-        span = self.choices.host if option.choice == HOST else 1
-        times = np.bincount(option.targets, minlength=len(loads) // span).repeat(span)
         return loads * times, size * times
 
     def _stands(self, item: int, option: Option, times: int) -> None:
@@ -358,7 +366,9 @@ class Search:
 
     def _aim(self, sums: np.ndarray) -> None:
         """Set costs of shards, those near these sums where they do not add up, and prices by them."""
-        rates, self.offset = self._near(sums) if self.rates is None else (self.rates, np.zeros(self.task.num_devices))
+        self.offset = np.zeros(self.task.num_devices)
+        if (rates := self.rates) is None:
+            rates, self.offset = self._near(sums)
         self.loads = self.choices.loads(rates)
         forms = replace(self.choices.forms, may=self.choices.may)
         self.prices = prices(forms, self.choices.forms.loads(rates))
@@ -375,6 +385,9 @@ class Search:
         base = self._cost(mean[None])[0]
         rates = (self._cost(tried)[device, column, device] - base[:, None]) / step
         return rates, base - (rates * mean).sum(axis=1)
+
+    def _value(self, sums: np.ndarray) -> float:
+        return float(self.costs.plans(sums).value)
 
     def _cost(self, sums: np.ndarray) -> np.ndarray:
         return self.costs.planner.decode(self.task, sums).cost(self.task.objective)
@@ -397,7 +410,8 @@ class Search:
         floor = self.unit / self.choices.room.sum(axis=1).mean()
         for attempt in range(DEAREST):
             for order in (by_cost, by_size):
-                board = Board(self.choices, self.loads, self.offset, price, self.unit)
+                ask = None if self.rates is not None else self._value
+                board = Board(self.choices, self.loads, self.offset, price, self.unit, ask)
                 for item in self.choices.items[order].tolist():
                     if (option := board.best(item)) is not None:
                         board.put(item, option)
@@ -419,7 +433,7 @@ class Search:
             return False
         makespan = board.longest * self.unit
         if self.rates is None:
-            latency = self.costs.planner.decode(self.task, self.choices.sums(board.chosen))
+            latency = self.costs.planner.decode(self.task, board.sums)
             makespan = float(latency.makespan(self.task.objective))
         require_number(makespan, self.costs.planner)
         if makespan >= self.makespan * (1 - 1e-12):
@@ -448,7 +462,7 @@ class Search:
         while self._spent < share and (missing or self._worth_more):
             left = max(0.0, 1 - (self._spent - begun) / max(share - begun, 1e-9))
             board.raised(LOW + (LIFT - LOW) * left)
-            heat = WARM * left * (1 + board.lift) ** 3
+            heat = WARM * left * ((1 + board.lift) ** 3 if board.ask is None else 1.0)
             lost = self._changed(board, missing, rng, heat * float(rng.exponential()))
             if lost is not None:
                 missing = lost
