@@ -60,8 +60,8 @@ TASK = task_of()
 
 
 def test_a_plan_is_checked_and_split_once(monkeypatch):
-    splits, split = [], Task.split
-    monkeypatch.setattr(Task, "split", lambda task, at: splits.append(at) or split(task, at))
+    splits, pieces = [], Task.pieces
+    monkeypatch.setattr(Task, "pieces", lambda task, at: splits.append(at) or pieces(task, at))
     assert score(task_of(splits_allowed=True), Plan((0, 0, 1, 1), splits=(2,)), Unit()).feasible
     assert splits == [(2,)]
 
