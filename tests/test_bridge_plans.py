@@ -85,7 +85,7 @@ def test_every_kind_is_what_torchrec_itself_makes_of_it():
 
 def test_grids_and_host_memory_are_what_torchrec_itself_makes_of_them():
     every = (0, 1, 2, 3)
-    task = task_of([11, 20, 9, 8], [16, 8, 8, 8], objective="iteration", links=Links(1e8, group=2))
+    task = task_of([11, 20, 9, 8], [256, 8, 8, 8], objective="iteration", links=Links(1e8, group=2))
     plan = Plan(
         device=(2, 1, 0, 0, 0),
         splits=(0,),
@@ -98,15 +98,16 @@ def test_grids_and_host_memory_are_what_torchrec_itself_makes_of_them():
     theirs = sharding_plan.construct_module_sharding_plan(
         module,
         {
-            "t0": sharding_plan.grid_shard(host_indexes=[1, 0], compute_kernel="fused"),
+            "t0": sharding_plan.grid_shard(host_indexes=[1, 0]),
             "t1": sharding_plan.table_wise(rank=1, compute_kernel="fused_uvm"),
             "t2": sharding_plan.row_wise(compute_kernel="fused_uvm_caching"),
-            "t3": sharding_plan.table_row_wise(host_index=0, compute_kernel="fused"),
+            "t3": sharding_plan.table_row_wise(host_index=0),
         },
         local_size=2,
         world_size=4,
         device_type="cuda",
     )
+    theirs["t0"].compute_kernel = theirs["t3"].compute_kernel = "fused"  # of grid_shard it is no argument
     theirs["t2"].cache_params = CacheParams(load_factor=0.4)
     ours = to_torchrec(plan, task, module)
     assert ours.plan[""] == theirs

@@ -126,7 +126,7 @@ def test_every_kind_is_reported():
     assert stats.makespan is None and stats.ranks[0].perf is None and "one-ms costs whole tables" in stats.notes[0]
     assert "table 1 ('table_1') is cw: the task allows tw" in stats.notes[1]
     timed = plan_stats(replace(task, objective="iteration"), plan, TorchRecPerf())
-    assert timed.makespan == pytest.approx(max(rank.torchrec.total for rank in timed.ranks), rel=1e-5)
+    assert timed.makespan == pytest.approx(max(rank.torchrec.total for rank in timed.ranks), abs=1e-6)
     assert "NaN" not in report(stats)
 
 
@@ -189,10 +189,8 @@ def test_broken_constraints_are_told():
     task = four_ranks(constraints=Constraints(pin=((0, 2),)))
     assert plan_stats(task, Plan((0,) * 5)).problems == ("table 0 is pinned to device 2",)
     assert plan_stats(task, Plan((2, 0, 0, 0, 0))).problems == ()
-    assert (
-        plan_stats(task, replace(ALL_KINDS, device=(2, 1, 0, 2, 0), devices=((2,), *ALL_KINDS.devices[1:]))).problems
-        == ()
-    )
+    moved = replace(ALL_KINDS, device=(2, 1, 0, 2, 0), devices=((2,), *ALL_KINDS.devices[1:]))
+    assert plan_stats(task, moved).problems == ()
     kinds = replace(task, objective="iteration", kinds=("tw", "cw", "rw"))
     assert [p.partition(":")[0] for p in plan_stats(kinds, ALL_KINDS).problems] == [
         "table 3 ('table_3') is twrw",

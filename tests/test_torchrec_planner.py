@@ -79,7 +79,7 @@ def test_all_types_go_beyond_what_can_be_judged():
     task = Task(make_pool(rows=100_000, dim=128, pooling=80), (GB,) * 4)
     plan = plan_of(task, types="all")
     assert plan.kind == ("rw",) and plan.devices == ((0, 1, 2, 3),)
-    with pytest.raises(InvalidPlan, match="only table-wise plans can be judged"):
+    with pytest.raises(InvalidPlan, match="is rw: the task allows tw"):
         score(task, plan, SIMULATOR)
 
 

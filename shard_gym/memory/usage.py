@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shard_gym.memory.shards import STATES, Setup, Shards, Tables
+from shard_gym.memory.shards import IN_UVM, STATES, Setup, Shards, Tables
 from shard_gym.memory.storage import Storage, storage
 from shard_gym.task.task import OF_A_BATCH, Task
 
@@ -26,9 +26,14 @@ def piece_bytes(task: Task, table: np.ndarray, dim: np.ndarray) -> np.ndarray:
     """Bytes of pieces of tables, each on one device: so many columns of a table, (P,) each -> (P,) int64."""
     dim, tables = dim.astype(np.int64), task.tables
     if task.accounting not in OF_A_BATCH:
-        a_row, a_weight = (0, 0) if task.accounting == "weights" else STATES[task.optimizer]
-        return tables.rows[table] * (a_row + (tables.element_bytes[table] + a_weight) * dim)
+        return _held(task, tables.rows[table], dim, tables.element_bytes[table])
     return shard_storage(task, Shards.of_columns(Tables.of_task(task), table, dim)).hbm.bytes
+
+
+def _held(task: Task, rows: np.ndarray, dim: np.ndarray, element: np.ndarray) -> np.ndarray:
+    """Bytes of weights and states in the device's memory: `shard_storage` of tables there, in a tenth of its time."""
+    a_row, a_weight = (0, 0) if task.accounting == "weights" else STATES[task.optimizer]
+    return rows * (a_row + (element + a_weight) * dim)
 
 
 def optimizer_bytes(task: Task) -> np.ndarray:
@@ -44,11 +49,13 @@ def shard_storage(task: Task, shards: Shards) -> Storage:
 
 def bytes_used(task: Task, shards: Shards) -> tuple[np.ndarray, np.ndarray]:
     """Bytes that shards take of each device's memory and of its part of its host's, (K,) int64 both."""
-    found = shard_storage(task, shards)
-    hbm, ddr = (
-        np.bincount(shards.device, memory.bytes, task.num_devices).astype(np.int64) for memory in (found.hbm, found.ddr)
-    )
-    return hbm, ddr
+    if task.accounting not in OF_A_BATCH and not np.isin(shards.of.kernel, IN_UVM).any():
+        hbm, ddr = _held(task, shards.rows, shards.dim, shards.of.element_bytes), np.zeros(len(shards.rows))
+    else:
+        found = shard_storage(task, shards)
+        hbm, ddr = found.hbm.bytes, found.ddr.bytes
+    sums = (np.bincount(shards.device, size, task.num_devices).astype(np.int64) for size in (hbm, ddr))
+    return next(sums), next(sums)
 
 
 def device_sums(values: np.ndarray, placements: np.ndarray, num_devices: int) -> np.ndarray:

@@ -129,16 +129,12 @@ def _overlaps(task: Task, old: Plan, new: Plan) -> _Overlaps:
 def _pieces(task: Task, plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """First column, counted over all tables, device and bytes a column of each piece of a plan, by first column."""
     tables = check(task, plan)
-    if set(plan.kind) - {"tw"} or any(len(devices) != 1 for devices in plan.devices):
-        raise InvalidPlan("only table-wise plans can be compared: one device a table, kind 'tw'")
-    dim = task.tables.dim.tolist()
-    start = (np.cumsum(task.tables.dim, dtype=np.int64) - task.tables.dim).tolist()
-    for i in plan.splits:  # as Task.split halves: the new half has the later columns
-        dim[i] //= 2
-        dim.append(dim[i])
-        start.append(start[i] + dim[i])
+    if not plan.table_wise:
+        raise InvalidPlan("only table-wise plans can be compared: one device a piece, its rows in that one's memory")
+    source, first, dim = task.pieces(plan.splits)
+    start = (np.cumsum(task.tables.dim, dtype=np.int64) - task.tables.dim)[source] + first
     order = np.argsort(start)
-    return np.array(start)[order], np.array(plan.device)[order], (moved_bytes(tables) / dim)[order]
+    return start[order], np.array(plan.device)[order], (moved_bytes(tables) / dim)[order]
 
 
 def _kinds(task: Task) -> np.ndarray:

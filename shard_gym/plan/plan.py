@@ -59,7 +59,11 @@ all of one host for each part |
         object.__setattr__(self, "devices", tuple(each))
         if kind or devices:
             self._check_kinds(n)
-        self._settle_residence(n)
+        if self.residence != () or self.share != ():
+            self._settle_residence(n)
+        else:
+            object.__setattr__(self, "residence", ("hbm",) * n)
+            object.__setattr__(self, "share", (SHARES["hbm"],) * n)
 
     def _settle_residence(self, n: int) -> None:
         residence, share = _sequence("residence", self.residence), _sequence("share", self.share)

@@ -56,7 +56,23 @@ def shards(task: Task, plan: Plan, tables: Tables | None = None, devices_per_hos
     `tables` say of the task's tables what a task cannot, `devices_per_host` what its links do not. Pieces that overlap
     or leave something out, and devices that a kind is not for, are refused.
     """
-    host = devices_per_host or task.devices_per_host
+    tables = Tables.of_task(task) if tables is None else tables
+    if plan.table_wise:
+        found = _of_columns(task, plan, tables)
+    else:
+        found = _cut(task, plan, tables, devices_per_host or task.devices_per_host)
+    return found.take(np.lexsort((found.row, found.column, found.table))) if plan.splits else found
+
+
+def _of_columns(task: Task, plan: Plan, tables: Tables) -> Shards:
+    """The pieces of a table-wise plan, in its order: `_cut` of them, in a third of its time."""
+    table, column, dim = map(np.array, pieces(task, plan))
+    shards = Shards.of_columns(tables, table, dim)
+    return replace(shards, device=np.array(plan.device), row=np.zeros_like(table), column=column)
+
+
+def _cut(task: Task, plan: Plan, tables: Tables, host: int) -> Shards:
+    """The pieces of a plan, in its order, each cut for its devices."""
     cut = Pieces.of(task, plan, host)
     if wrong := next(_wrong(task, plan, cut, host), None):
         raise InvalidPlan(wrong)
@@ -66,17 +82,16 @@ def shards(task: Task, plan: Plan, tables: Tables | None = None, devices_per_hos
     all_rows, width = task.tables.rows[table], cut.dim[piece] // by_columns
     block = -(-all_rows // by_rows)  # rounded up, so that the last blocks are shorter or empty
     row = np.minimum(part % by_rows * block, all_rows)
-    found = Shards(
+    return Shards(
         table=table,
         kind=cut.kind[piece],
         rows=np.minimum(block, all_rows - row),
         dim=width,
-        of=_placed(Tables.of_task(task) if tables is None else tables, plan, cut, piece),
+        of=_placed(tables, plan, cut, piece),
         device=np.fromiter(chain.from_iterable(plan.devices), np.int64, len(piece)),
         row=row,
         column=cut.column[piece] + part // by_rows % by_columns * width,
     )
-    return found.take(np.lexsort((found.row, found.column, found.table))) if plan.splits else found
 
 
 def _placed(tables: Tables, plan: Plan, cut: Pieces, piece: np.ndarray) -> Tables:
@@ -95,8 +110,6 @@ def _placed(tables: Tables, plan: Plan, cut: Pieces, piece: np.ndarray) -> Table
 
 def _wrong(task: Task, plan: Plan, cut: Pieces, host: int) -> Iterator[str]:
     """Faults of the pieces of each table, in words."""
-    if plan.table_wise:
-        return
     split = np.bincount(cut.table)[cut.table] > 1
     for i in np.flatnonzero(split | (cut.kind != "tw") | (cut.devices > 1)).tolist():
         table, kind = int(cut.table[i]), plan.kind[i]

@@ -13,6 +13,7 @@ from shard_gym.errors import InvalidPlan
 from shard_gym.memory.shards import row_blocks
 from shard_gym.plan.plan import SHARES, Plan
 from shard_gym.plan.shards import COLUMNS, shards
+from shard_gym.task.constraints import OF_COLUMNS
 from shard_gym.task.task import Task
 
 if TYPE_CHECKING:
@@ -139,11 +140,13 @@ def _row_shards(rows: int, first: int, columns: int, ranks: Sequence[int]) -> li
 def _check_cover(what: str, kind: str, shards: list[Shard], rows: int, columns: int) -> None:
     """Refuse shards that do not make the whole table, in the way that the kind means."""
     ranks = [shard[4] for shard in shards]
-    if kind in ("cw", "grid", "rw", "twrw"):
+    if kind in ("rw", "twrw"):
+        wanted = _row_shards(rows, 0, columns, ranks)
+    elif kind in OF_COLUMNS:
         widths = {column: width for _, _, column, width, _ in shards}
         blocks, wanted, first = Layout(kind, tuple(shards)).blocks, [], 0
         for column, width in widths.items():
-            wanted += _row_shards(rows, first, width, blocks[column])
+            wanted += _row_shards(rows, first, width, blocks[column] if kind == "grid" else blocks[column][:1])
             first += width
         if first != columns:
             raise InvalidPlan(f"{what} has {columns} columns, its shards {first}: is the plan for another model?")

@@ -141,7 +141,7 @@ def _ranks(
     hbm_capacity = capacity.left(task)
     for rank, (hbm, ddr, ids, output) in enumerate(_sums(size, placed.shards.device, task.num_devices).tolist()):
         perf, torchrec = (None if of_ranks is None else Phases(*of_ranks[rank].tolist()) for of_ranks in perfs)
-        memory = (hbm, hbm_capacity[rank], ddr, capacity.ddr_bytes)
+        memory = (hbm, hbm_capacity[rank], ddr, capacity.ddr_bytes or task.host_memory or None)
         yield Rank(rank, *memory, ids, output, dict(sorted(counts[rank].items())), perf, torchrec)
 
 
