@@ -116,6 +116,7 @@ def test_a_trace_outside_its_table_never_reaches_fbgemm(indices, offsets, messag
 
 
 @needs_fbgemm
+@pytest.mark.slow
 def test_cold_runs_cost_visibly_more_than_warm_ones():
     """30,000 rows of 32 bytes fit the caches once they have been there: a run then takes less than a third."""
     table = make_pool(rows=4_000_000, dim=16, pooling=15)

@@ -282,7 +282,7 @@ def test_what_is_not_known_is_refused():
     mixed = Task(tables, (GB,) * 2, "iteration", links=links, kinds=("tw", "rw"))
     by_rows = Plan((0, 1), (), ("rw", "tw"), ((0, 1), (1,)))
     narrow = replace(mixed, kinds=())
-    with pytest.raises(SimulatorError, match="table 0 is rw"):
+    with pytest.raises(InvalidPlan, match="table 0 is rw"):
         roofline.embed_shards(narrow, shards(mixed, by_rows))
     with pytest.raises(InvalidPlan, match="rw"):
         score(narrow, by_rows, roofline)
@@ -293,9 +293,27 @@ def test_what_is_not_known_is_refused():
         def latency(self, task, placements):
             return roofline.latency(task, placements)
 
-    with pytest.raises(InvalidPlan, match="measured costs table-wise plans only"):
+    with pytest.raises(InvalidPlan, match="measured costs whole tables and columns"):
         score(mixed, by_rows, Measured())
     assert score(narrow, Plan((0, 1)), Measured()).makespan == score(narrow, Plan((0, 1)), roofline).makespan
     path = replace(narrow, objective="torchrec-critical-path")
     with pytest.raises(SimulatorError, match="torchrec:cuda-v1"):
         score(path, Plan((0, 1)), roofline)
+
+
+def test_the_critical_path_waits_after_each_kind():
+    """Two tables of one kind on two devices share a wait; of two kinds, each adds its own."""
+    judge = simulators.make("torchrec:cuda-v1")
+    tables = make_pool(rows=100, dim=[64, 64], pooling=2, dtype="fp32")
+    task = Task(tables, (GB,) * 2, "torchrec-critical-path", 2_000, kinds=("tw", "cw"))
+    apart, cut = Plan((0, 1)), Plan((0, 0), (), ("tw", "cw"), ((0,), (0, 1)))
+    sent = 2_000 * 64 * 4 / (600 * 2**30 / 1e3)  # ms of an all-to-all of one table
+    alike, mixed = plan_latency(judge, task, apart), plan_latency(judge, task, cut)
+    assert alike.forward_comm == pytest.approx([sent] * 2, rel=1e-4)
+    assert mixed.forward_comm == pytest.approx([sent + sent / 2] * 2, rel=1e-4)
+    assert (alike.backward_comm == alike.forward_comm).all()
+    assert alike.backward_compute == pytest.approx(2 * alike.forward_compute)
+    path = alike.forward_compute.max() + alike.backward_compute.max() + 2 * sent
+    assert alike.makespan(task.objective) == pytest.approx(path, rel=1e-4)
+    rated = plan_latency(judge, replace(task, objective="iteration"), apart).makespan("iteration")
+    assert rated == pytest.approx(path, rel=1e-4)  # alike and apart: nobody waits

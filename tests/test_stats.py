@@ -123,7 +123,7 @@ def test_every_kind_is_reported():
     assert stats.tables[1].shard_sizes == ((2_000, 16), (2_000, 16))
     assert stats.tables[3].ranks == (2, 3)
     # a simulator that knows whole tables tells no time; one that knows shards does
-    assert stats.makespan is None and stats.ranks[0].perf is None and "table-wise plans only" in stats.notes[0]
+    assert stats.makespan is None and stats.ranks[0].perf is None and "one-ms costs whole tables" in stats.notes[0]
     assert "table 1 ('table_1') is cw: the task allows tw" in stats.notes[1]
     timed = plan_stats(replace(task, objective="iteration"), plan, TorchRecPerf())
     assert timed.makespan == pytest.approx(max(rank.torchrec.total for rank in timed.ranks), abs=1e-6)

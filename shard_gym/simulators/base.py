@@ -11,7 +11,7 @@ import numpy as np
 from shard_gym.errors import InvalidPlan, SimulatorError, UnknownName
 from shard_gym.memory.shards import Shards
 from shard_gym.memory.usage import device_sums
-from shard_gym.plan.plan import Plan, check
+from shard_gym.plan.plan import Plan
 from shard_gym.plan.shards import shards
 from shard_gym.task.constraints import OF_ONE, Constraints
 from shard_gym.task.links import Links
@@ -121,9 +121,8 @@ class FastSimulator:
         Of shards with all rows, in the device's memory, `embed` tells it, as they are tables of fewer columns. Other
         shards are refused, unless a simulator knows more.
         """
-        refuse_unknown(self, task, shards)
-        tables = task.tables.take(shards.table).with_(dim=shards.dim.astype(np.int32))
-        return self.embed(replace(task, tables=tables, constraints=Constraints()))
+        refuse_objective(self, task)
+        return self.embed(pieces_of(self.id, task, shards))
 
     def decode(self, task: Task, sums: np.ndarray) -> Latency:
         """Latencies from each device's sum of the rows of its tables or shards, (..., K, H)."""
@@ -159,37 +158,41 @@ class FastSimulator:
         return None
 
 
-def refuse_unknown(simulator: FastSimulator, task: Task, shards: Shards, *, mixed: bool = False) -> None:
-    """Refuse objectives that a simulator has no answer to, and unless `mixed` shards without all rows in HBM."""
-    if task.objective not in simulator.objectives:
-        raise SimulatorError(
-            f"{simulator.id} knows no objective {task.objective!r}, but {', '.join(simulator.objectives)}: take "
-            f"torchrec:cuda-v1 for the critical path as TorchRec has it"
-        )
-    if mixed:
-        return
+def plan_latency(simulator: Simulator, task: Task, plan: Plan, placed: Shards | None = None) -> Latency:
+    """Latency of a plan of any kinds, from its shards; `placed` are these, if they are known already."""
+    placed = shards(task, plan) if placed is None else placed
+    if not isinstance(simulator, FastSimulator):
+        return simulator.latency(pieces_of(simulator.id, task, placed), placed.device)
+    rows = simulator.embed_shards(task, placed)
+    return simulator.decode(task, device_sums(rows, placed.device, task.num_devices))
+
+
+def pieces_of(simulator_id: str, task: Task, shards: Shards) -> Task:
+    """The task whose tables are these shards, if all have all rows; columns cost what a table of so many does."""
+    refuse_rows(simulator_id, shards)
+    tables = task.tables.take(shards.table).with_(dim=shards.dim.astype(np.int32))
+    return replace(task, tables=tables, constraints=Constraints())
+
+
+def refuse_rows(simulator_id: str, shards: Shards) -> None:
+    """Refuse shards that have not all rows in the memory of one device."""
     known = np.isin(shards.kind, OF_ONE) & (shards.of.kernel == "fused")
     if not known.all():
         odd = int(np.argmin(known))
-        raise SimulatorError(
-            f"{simulator.id} costs whole tables and columns in the device's memory, and other shards only where it can "
+        raise InvalidPlan(
+            f"{simulator_id} costs whole tables and columns in the device's memory, and other shards only where it can "
             f"and the task's kinds and residences say so: table {shards.table[odd]} is {shards.kind[odd]}, of kernel "
             f"{shards.of.kernel[odd]}"
         )
 
 
-def plan_latency(simulator: Simulator, task: Task, plan: Plan, placed: Shards | None = None) -> Latency:
-    """Latency of a plan of any kinds, `placed` are its shards; simulators that are not fast know table-wise plans."""
-    if isinstance(simulator, FastSimulator):
-        placed = shards(task, plan) if placed is None else placed
-        rows = simulator.embed_shards(task, placed)
-        return simulator.decode(task, device_sums(rows, placed.device, task.num_devices))
-    pieces = check(task, plan)
-    if not plan.table_wise:
-        raise InvalidPlan(
-            f"{simulator.id} costs table-wise plans only: one device a piece, its rows in that one's memory"
+def refuse_objective(simulator: FastSimulator, task: Task) -> None:
+    """Refuse a task whose objective the simulator has no answer to."""
+    if task.objective not in simulator.objectives:
+        raise SimulatorError(
+            f"{simulator.id} knows no objective {task.objective!r}, but {', '.join(simulator.objectives)}: take "
+            f"torchrec:cuda-v1 for the critical path as TorchRec has it"
         )
-    return simulator.latency(pieces, np.array(plan.device))
 
 
 def checked(task: Task, placements: np.ndarray) -> np.ndarray:

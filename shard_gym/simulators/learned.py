@@ -11,7 +11,7 @@ import numpy as np
 from shard_gym.errors import CorruptFile
 from shard_gym.memory.shards import Shards, Tables
 from shard_gym.simulators import features
-from shard_gym.simulators.base import Factors, FastSimulator, Latency, refuse_unknown
+from shard_gym.simulators.base import Factors, FastSimulator, Latency, refuse_objective, refuse_rows
 from shard_gym.simulators.collectives import HOST_LINK, comm_ms, host_ms, mixed, traffic
 from shard_gym.simulators.lookups import Lookups, smaller_tables
 from shard_gym.simulators.networks import Weights, links_of, make_network, on_grid
@@ -82,7 +82,9 @@ class Learned(FastSimulator):
         return self._rows(task, shards, smaller_tables(task, shards))
 
     def _rows(self, task: Task, shards: Shards, tables: TablePool) -> np.ndarray:
-        refuse_unknown(self, task, shards, mixed=mixed(task))
+        refuse_objective(self, task)
+        if not mixed(task):
+            refuse_rows(self.id, shards)
         some = shards.rows > 0
         far = np.where(shards.of.kernel == "fused", np.minimum(self._distance(tables), FARTHEST), FARTHEST)
         sent = np.where(np.isin(shards.kind, OF_ONE), tables.columns_sent, 0)

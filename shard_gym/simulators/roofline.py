@@ -14,7 +14,7 @@ from itertools import product
 import numpy as np
 
 from shard_gym.memory.shards import CACHED, IN_UVM, STATES, Shards, Tables
-from shard_gym.simulators.base import GRAIN, PASSES, FastSimulator, Latency, Maxima, refuse_unknown
+from shard_gym.simulators.base import GRAIN, PASSES, FastSimulator, Latency, Maxima, refuse_objective, refuse_rows
 from shard_gym.simulators.collectives import HOST_LINK, columns_sent, comm_ms, host_ms, mixed, traffic
 from shard_gym.simulators.lookups import Lookups, sectors
 from shard_gym.tables.histograms import kept_share
@@ -55,7 +55,9 @@ class Roofline(FastSimulator):
 
     def embed_shards(self, task: Task, shards: Shards) -> np.ndarray:
         """Work of each shard, and what it moves besides where tables may be more than whole or cut by columns."""
-        refuse_unknown(self, task, shards, mixed=mixed(task))
+        refuse_objective(self, task)
+        if not mixed(task):
+            refuse_rows(self.id, shards)
         h, lookups = self.hardware, Lookups.of(task, shards, task.batch)
         touched, looked_up, bags = lookups.touched, lookups.looked_up, lookups.bags
         ids, distinct = looked_up.sum(axis=1), touched.sum(axis=1)

@@ -127,7 +127,6 @@ class _Estimate:
         self.by_ranks, self.by_host, self.copied = kind == "rw", np.isin(kind, ("twrw", "grid")), kind == "dp"
         self.by_rows = self.by_ranks | self.by_host
         self.blocks = self.by_rows | self.copied  # not all rows for all ranks
-        self.rows = Term(shards.rows.astype(np.float64), "rows")
         self.dim = Term(shards.dim.astype(np.float64), "columns")
         self.element = Term(table.element_bytes, "bytes of a weight")
         self.ranks = Term(setup.world_size, "ranks")
@@ -138,7 +137,9 @@ class _Estimate:
         filled = where(table.pooled, table.filled * asking, self.looked_up)
         # bags without an id have no output to send; TorchRec sends it in the type of the weights
         self.sent = (filled * self.dim * self.element).as_step("sent")
-        self.rate = self._rate().as_step("rate")
+        size = Term(shards.rows.astype(np.float64), "rows") * self.dim * self.element
+        self.copy = where(self.copied, size, self.none).as_step("copy")
+        self.rate = self._kernel_rate().as_step("rate")
 
     def perf(self) -> Perf:
         """All phases."""
@@ -152,7 +153,7 @@ class _Estimate:
         fetched = where(self.copied, none, fetched) / self.share
         prefetch = (fetched * self.dim * self.element / _rate("host link", HOST_LINK)).as_step("prefetch")
         total = (forward + there + backward + back + prefetch).as_step("TorchRec's perf")
-        steps = (self.sent, read, self.rate, forward, there, backward, back, prefetch, total)
+        steps = (self.sent, read, self.rate, self.copy, forward, there, backward, back, prefetch, total)
         return Perf(forward, there, backward, back, prefetch, steps)
 
     def _forward(self) -> tuple[Term, Term]:
@@ -189,12 +190,11 @@ class _Estimate:
         """Gradients of all rows of a copy, added up over the ranks, and the optimizer's update of all rows."""
         local, hosts = self.setup.local_world_size, self.setup.world_size / self.setup.local_world_size
         nodes = min(hosts, NODES)
-        size = (self.rows * self.dim * self.element).as_step("copy")
         times = (2 if hosts > NODES else 1) * (2 * nodes - 1) / nodes
-        added_up = size * Term(times, "all-reduce") / (across * Term(local, "ranks of a host"))
-        return added_up + size * Term(UPDATE, "bytes moved") / self.rate
+        added_up = self.copy * Term(times, "all-reduce") / (across * Term(local, "ranks of a host"))
+        return added_up + self.copy * Term(UPDATE, "bytes moved") / self.rate
 
-    def _rate(self) -> Term:
+    def _kernel_rate(self) -> Term:
         """Bytes a millisecond of the memory as the kernel of each shard reads it."""
         kernel, setup = self.table.kernel, self.setup
         if setup.device == "cpu":
