@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shard_gym_agents
-from shard_gym import Constraints, Plan, Task, make_pool, simulators, suites
+from shard_gym import Constraints, Plan, Task, simulators, suites
 from shard_gym.errors import InfeasibleTask, InvalidTask, MissingDependency, SimulatorError, UnknownName
 from shard_gym.memory.usage import device_bytes, table_bytes
 from shard_gym.plan import random_plans
@@ -15,6 +15,7 @@ from shard_gym.results.evaluate import TRACKS, Unseen, score
 from shard_gym_agents import make
 from shard_gym_agents.learners import LEARNERS
 from shard_gym_agents.solvers.greedy import COSTS
+from tests.pool_helpers import fp16_pool as make_pool
 
 SIMULATOR = simulators.make("roofline:rtx2080ti-x4-v1")
 FAST = {key: {"budget": 0.02} for key in ("local-search", "beam", "auto", "milp", "reshard")}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard_gym import Constraints, Plan, Task, make_pool, simulators, suites
+from shard_gym import Constraints, Plan, Task, simulators, suites
 from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.memory.usage import device_bytes
 from shard_gym.plan.moves import aligned, delta
@@ -15,6 +15,7 @@ from shard_gym.plan.plan import violations
 from shard_gym.plan.random_plans import random_placements
 from shard_gym.results.evaluate import score
 from shard_gym_agents import make
+from tests.pool_helpers import fp16_pool as make_pool
 from tests.search_helpers import SIMULATOR, draw_task
 from tests.test_auto import Unsure
 

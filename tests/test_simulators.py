@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import papers
-from shard_gym import Task, make_pool, simulators, suites
+from shard_gym import Task, simulators, suites
 from shard_gym.errors import InvalidTask, UnknownName
 from shard_gym.simulators import Counted, Latency
 from shard_gym.simulators.base import GRAIN
@@ -27,6 +27,7 @@ from shard_gym.tables.metasyn import load_metasyn
 from shard_gym.tables.pool import at_batch
 from shard_gym.tables.traces import trace
 from shard_gym.task.links import Links
+from tests.pool_helpers import fp16_pool as make_pool
 
 FAST = [i for i in simulators.registered() if not i.startswith("fbgemm:")]  # those are measured: tests/test_fbgemm.py
 

@@ -8,7 +8,7 @@ from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shard_gym import Constraints, Task, make_pool, simulators, suites
+from shard_gym import Constraints, Task, simulators, suites
 from shard_gym.envs.bank import Bank
 from shard_gym.envs.env import ShardingEnv
 from shard_gym.envs.episodes import ORDERS
@@ -18,6 +18,7 @@ from shard_gym.envs.vector_env import ShardingVectorEnv
 from shard_gym.simulators.learned import Learned
 from shard_gym.task.links import Links
 from tests.env_helpers import PoolingMs, Slow, tiny_task
+from tests.pool_helpers import fp16_pool as make_pool
 from tests.vector_helpers import MODES, assert_same, pair, play_alike, reset_alike
 
 SUITES = {  # of each kind one: its longest episodes
