@@ -232,7 +232,7 @@ def test_round_numbers_are_round_and_few(top, most):
 
 def test_bytes_for_people():
     told = [in_units(size) for size in (0, 1023, 1024, 3 * 2**20 + 2**19, 7.25 * GB)]
-    assert told == ["0 bytes", "1.02e+03 bytes", "1 kB", "3.5 MB", "7.25 GB"]
+    assert told == ["0 bytes", "1.02e+03 bytes", "1 KiB", "3.5 MiB", "7.25 GiB"]
 
 
 def test_pooling_ms_is_what_the_pictures_above_count_on():

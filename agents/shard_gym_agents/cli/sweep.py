@@ -42,16 +42,16 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
+    each = [argparse.Namespace(**vars(options) | {"hardware": name}) for name in options.hardware]
+    asked = [(on, machine_of(on), *task_of(on)) for on in each]  # what is wrong is told before anything is planned
     found = []
-    for name in options.hardware:
-        on = argparse.Namespace(**vars(options) | {"hardware": name})
-        task, planner, judge = task_of(on)
-        task = constrained(task, on)
-        print(f"{name} {assumed(task, planner, judge)}", flush=True)
+    for on, machine, own, planner, judge in asked:
+        task = constrained(own, on)
+        print(f"{machine.name} {assumed(task, planner, judge)}", flush=True)
         try:
-            found.append(Swept(machine_of(on), task, judge, solved(on, task, planner)))
+            found.append(Swept(machine, task, judge, solved(on, task, planner)))
         except InfeasibleTask as error:
-            found.append(Swept(machine_of(on), task, judge, None, str(error)))
+            found.append(Swept(machine, task, judge, None, str(error)))
     print("\n".join(sweep_report(found)))
 
 
