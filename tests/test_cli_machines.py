@@ -30,6 +30,8 @@ def test_what_is_assumed_is_told(tables, capsys):
         "assumes fp16; adam; batch 1,024; 'true' bytes; 2 hosts of 8; 240 GB/s, 40 GB/s a group of 8, 4130 us; "
         "roofline:a100-x32-roce-v1"
     )
+    theirs = ["--hardware", "dgx-h100", "--simulator", "torchrec:cuda-v1"]
+    assert first_line(capsys, *solve, *theirs).endswith("; 1 host of 8; the simulator's links; torchrec:cuda-v1")
     kernel = ["--objective", "kernel", "--simulator", "learned:cpu-v1"]
     assert first_line(capsys, *solve, "--devices", "2", "--memory-gb", "1", *kernel).endswith(
         "; no links (kernel); learned:cpu-v1, which answers for batch 2,048, optimizer rowwise_adagrad, fp16 weights"
@@ -92,6 +94,9 @@ def test_no_plan_proposes_what_helps(tables, capsys):
     told = capsys.readouterr().err
     assert "1,031,291 bytes too few" in told
     assert "\n  what helps: memory: 0.01 GiB (6,400,000 bytes) a device are enough" in told
+    free = ["--devices", "1", "--memory-gb", "0.006", "--headroom", "0.5"]  # half of 6,442,450 bytes
+    assert main(["solve", *tables, "--agent", "auto", *free]) == 2
+    assert "(6,400,000 bytes) a device are enough, now 0.00 GiB (3,221,225 bytes)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

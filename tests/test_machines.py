@@ -73,7 +73,8 @@ def test_presets_name_a_simulator_and_leave_room(name):
         ({"link_us": -1}, "link_us is a number from 0"),
         ({"price": True}, "price is a number from 0"),
         ({"host_gb_s": float("nan")}, "host_gb_s is a number from 0"),
-        ({"simulator": 3}, "simulator is an id"),
+        ({"simulator": 3}, "name and simulator are text, got 'm', 3"),
+        ({"name": 5}, "name and simulator are text, got 5, None"),
     ],
 )
 def test_machines_that_are_refused(changed, message):

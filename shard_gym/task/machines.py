@@ -71,8 +71,10 @@ class Machine:
             number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
             if value is not None and not number:
                 raise InvalidTask(f"{self.name}: {name} is a number from 0, got {value!r:.60}")
-        if not isinstance(self.simulator, str | None):
-            raise InvalidTask(f"{self.name}: simulator is an id, got {self.simulator!r:.60}")
+        if not isinstance(self.name, str) or not isinstance(self.simulator, str | None):
+            raise InvalidTask(
+                f"{self.name}: name and simulator are text, got {self.name!r:.60}, {self.simulator!r:.60}"
+            )
         self._check_hosts()
         memory_of(self.devices, self.left_gb)
         self._each("speed")

@@ -60,9 +60,9 @@ def _wires(task: Task, planner: Simulator) -> str:
     if task.objective == "kernel":
         return "no links (kernel)"
     found = planner.all_to_all(task) if isinstance(planner, FastSimulator) else None
-    links = found[0] if found else task.links
-    if links is None:
+    if found is None:
         return "the simulator's links"
+    links, _ = found
     rates = {"": links.port, f" a group of {links.group}": links.uplink, " in all": links.fabric}
     told = [f"{rate / 1e6:.4g} GB/s{which}" for which, rate in rates.items() if rate < math.inf]
     return ", ".join([*told, f"{1e3 * links.latency_ms:.4g} us"])

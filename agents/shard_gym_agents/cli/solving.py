@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import shard_gym_agents
@@ -35,7 +36,9 @@ def solved(options: argparse.Namespace, task: Task, planner: Simulator) -> Plan:
         try:
             plan = shard_gym_agents.make(options.agent, **given)(task, planner)
         except InfeasibleTask as error:
-            told = [f"  what helps: {said}" for said in proposals(task)]
+            share = 1 - given.get("headroom", 0.0)
+            less = replace(task, memory=tuple(max(1, int(size * share)) for size in task.memory))
+            told = [f"  what helps: {said}" for said in proposals(less)]
             raise InfeasibleTask("\n".join([str(error), *told])) from error
         finally:
             line.end()
