@@ -357,7 +357,7 @@ def _show_feasibility(rows: Rows) -> list[str]:
     return [*lines, f"- of those with a plan, auto finds one at the budgets of the first table, in turn: {found}"]
 
 
-class Section(NamedTuple):
+class Part(NamedTuple):
     """A part of the page: what is measured for it, and how its rows are shown."""
 
     jobs: Callable[[Effort], list[Job]]
@@ -365,12 +365,12 @@ class Section(NamedTuple):
 
 
 SECTIONS = {
-    "gaps": Section(gaps, _show_gaps),
-    "neuroshard": Section(neuroshard, _show_neuroshard),
-    "large": Section(large, _show_large),
-    "random_search": Section(random_search, _show_random_search),
-    "splits": Section(splits, _show_splits),
-    "feasibility": Section(feasibility, _show_feasibility),
+    "gaps": Part(gaps, _show_gaps),
+    "neuroshard": Part(neuroshard, _show_neuroshard),
+    "large": Part(large, _show_large),
+    "random_search": Part(random_search, _show_random_search),
+    "splits": Part(splits, _show_splits),
+    "feasibility": Part(feasibility, _show_feasibility),
 }
 
 
