@@ -11,8 +11,8 @@ from benchmarks import RESULTS, decisions, fidelity, pace
 from benchmarks.measured import Hardware
 from shard_gym import simulators, suites
 from shard_gym.errors import ShardGymError
+from shard_gym.measuring.measurements import MIN_SHARED, merged
 from shard_gym.measuring.predictors import Predicted, Row, baselines, by_simulator, by_size, row, shards_of
-from shard_gym.measuring.repeats import MIN_SHARED, merged
 from tests.cost_model_helpers import made_up
 
 

@@ -25,7 +25,7 @@ from benchmarks.measured import Hardware
 from shard_gym import simulators
 from shard_gym.errors import ShardGymError
 from shard_gym.measuring import chosen
-from shard_gym.measuring.measurements import Measurements
+from shard_gym.measuring.measurements import Measurements, merged, repeat_noise
 from shard_gym.measuring.predictors import (
     Predicted,
     Shards,
@@ -39,7 +39,6 @@ from shard_gym.measuring.predictors import (
     spearman,
     table,
 )
-from shard_gym.measuring.repeats import merged, repeat_noise
 from shard_gym.records import commands
 from shard_gym.records.files import write_whole
 from shard_gym.simulators.features import GROUPS
@@ -226,9 +225,9 @@ def page(found: pages.Found) -> str:
         "that no fit has seen, against the mean of their measurements. Two measurements of one shard in one campaign "
         f"differ by {noise['median_relative_difference']:.1%} in the median, {noise['mean_relative_difference']:.1%} "
         f"on average ({noise['pairs']:,} pairs). The machine is shared, so all times are brought to one pace "
-        f"(`shard_gym/measuring/repeats.py`): campaigns took {min(found['paces']):.3f} to {max(found['paces']):.3f} "
-        "times as long as the one that measured some shards of all of them. Networks: mean ± standard deviation of "
-        f"{len(SEEDS)} seeds."
+        f"(`shard_gym/measuring/measurements.py`): campaigns took {min(found['paces']):.3f} to "
+        f"{max(found['paces']):.3f} times as long as the one that measured some shards of all of them. Networks: mean ± "
+        f"standard deviation of {len(SEEDS)} seeds."
     )
     lines = ["# How true predicted costs are", "", about, "", *table(found["rows"]), ""]
     lines += ["## Error against the number of tables (MAPE, bias)", "", *size_table(found["by_size"]), ""]

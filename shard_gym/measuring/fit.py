@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shard_gym.errors import InvalidPool, UnknownName
-from shard_gym.measuring.measurements import Measurements
+from shard_gym.measuring.measurements import Measurements, at_pace_of
 from shard_gym.measuring.predictors import FOLDS, NORMAL_90, Shards, bounds, errors, shards_of
-from shard_gym.measuring.repeats import at_pace_of
 from shard_gym.records import commands
 from shard_gym.records.files import read_json
 from shard_gym.simulators import features
