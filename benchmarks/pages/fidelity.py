@@ -226,8 +226,8 @@ def page(found: pages.Found) -> str:
         f"differ by {noise['median_relative_difference']:.1%} in the median, {noise['mean_relative_difference']:.1%} "
         f"on average ({noise['pairs']:,} pairs). The machine is shared, so all times are brought to one pace "
         f"(`shard_gym/measuring/measurements.py`): campaigns took {min(found['paces']):.3f} to "
-        f"{max(found['paces']):.3f} times as long as the one that measured some shards of all of them. Networks: mean ± "
-        f"standard deviation of {len(SEEDS)} seeds."
+        f"{max(found['paces']):.3f} times as long as the one that measured some shards of all of them. Networks: mean "
+        f"± standard deviation of {len(SEEDS)} seeds."
     )
     lines = ["# How true predicted costs are", "", about, "", *table(found["rows"]), ""]
     lines += ["## Error against the number of tables (MAPE, bias)", "", *size_table(found["by_size"]), ""]
