@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from benchmarks import headroom, headroom_cards
 from shard_gym import simulators
-from shard_gym.bounds.bounds import Bound, certificate
+from shard_gym.bounds import Bound, certificate
 from shard_gym.errors import CorruptFile
 from shard_gym.plan.plan import Plan
 from shard_gym.simulators import Latency

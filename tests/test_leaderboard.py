@@ -14,8 +14,8 @@ import pytest
 from benchmarks import leaderboard
 from shard_gym.records import progress
 from shard_gym.records.commands import seconds
+from shard_gym.results import read_results
 from shard_gym.results.evaluate import replay
-from shard_gym.results.results import read_results
 from shard_gym_agents.leaderboard import command as command_module
 from shard_gym_agents.learners import trained
 

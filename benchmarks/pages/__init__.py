@@ -43,7 +43,7 @@ from benchmarks import RESULTS
 from shard_gym.errors import CorruptFile
 from shard_gym.records import commands
 from shard_gym.records.files import read_json, write_whole
-from shard_gym.results.results import commit_here
+from shard_gym.results import commit_here
 
 Found = dict[str, Any]  # what a page shows, as JSON holds it
 Row = dict[str, Any]  # a line of it

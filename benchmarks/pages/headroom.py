@@ -43,7 +43,7 @@ from benchmarks.headroom_runs import (
     undisturbed,
 )
 from shard_gym import simulators
-from shard_gym.bounds.bounds import lower_bound
+from shard_gym.bounds import lower_bound
 from shard_gym.memory.usage import table_bytes
 from shard_gym.records import commands
 from shard_gym.records.commands import names, seconds

@@ -34,7 +34,7 @@ import numpy as np
 
 from benchmarks.headroom_runs import PROGRAM, Card, Tried
 from benchmarks.pages import Row, table
-from shard_gym.bounds.bounds import Bound, certificate
+from shard_gym.bounds import Bound, certificate
 from shard_gym.errors import CorruptFile
 from shard_gym.memory.usage import table_bytes
 from shard_gym.plan.plan import Plan

@@ -24,13 +24,13 @@ import numpy as np
 from benchmarks import RESULTS, pages
 from benchmarks.pages import Row, table
 from shard_gym import simulators
-from shard_gym.bounds.bounds import certificate
+from shard_gym.bounds import certificate
 from shard_gym.errors import InfeasibleTask
 from shard_gym.plan.feasibility import quick
 from shard_gym.records.files import read_json, write_whole
 from shard_gym.records.progress import Progress
+from shard_gym.results import commit_here
 from shard_gym.results.evaluate import score
-from shard_gym.results.results import commit_here
 from shard_gym.simulators import Simulator
 from shard_gym.task import suites
 from shard_gym.task.task import Task

@@ -23,8 +23,8 @@ from shard_gym import simulators
 from shard_gym.records import ledger
 from shard_gym.records.files import json_sha256
 from shard_gym.records.progress import Progress
+from shard_gym.results import Result
 from shard_gym.results.evaluate import Run, Score, judged, score
-from shard_gym.results.results import Result
 from shard_gym.task import suites
 from shard_gym.task.task import Task
 from shard_gym_agents.leaderboard.workers import Job, Worker, WorkerLost
