@@ -48,7 +48,7 @@ from shard_gym.memory.usage import table_bytes
 from shard_gym.records import commands
 from shard_gym.records.commands import names, seconds
 from shard_gym.records.files import write_whole
-from shard_gym.records.progress import Progress
+from shard_gym.records.progress import ProgressBar
 from shard_gym.task import suites
 from shard_gym.task.suites import SUITES, Suite
 from shard_gym.task.task import Task
@@ -89,7 +89,7 @@ class SuiteSearch:
             Attempt(m, self.judge, b, calls, FIRST_SEED.get(m, 0) + seed) for b in budgets for m, seed in pairs
         ]
 
-    def search(self, index: int, call: Call, progress: Progress) -> None:
+    def search(self, index: int, call: Call, progress: ProgressBar) -> None:
         """Try everything on a task, but for searches once a plan is proved to be the best."""
         task = self.tasks[index]
         bound = lower_bound(task, self.simulator, budget=0.0)
@@ -189,7 +189,7 @@ def _run(options: argparse.Namespace) -> int:
 def _search(campaigns: list[SuiteSearch], workers: int) -> None:
     """Task after task, or as many at a time as there are workers."""
     work = [(campaign, index) for campaign in campaigns for index in range(len(campaign.tasks))]
-    progress = Progress(sum(len(campaign.attempts(campaign.tasks[index])) for campaign, index in work))
+    progress = ProgressBar(sum(len(campaign.attempts(campaign.tasks[index])) for campaign, index in work))
     alone = workers == 1
     processes = nullcontext() if alone else ProcessPoolExecutor(workers, mp_context=get_context("forkserver"))
     threads = ThreadPoolExecutor(workers)

@@ -28,7 +28,7 @@ from shard_gym.bounds import certificate
 from shard_gym.errors import InfeasibleTask
 from shard_gym.plan.feasibility import quick
 from shard_gym.records.files import read_json, write_whole
-from shard_gym.records.progress import Progress
+from shard_gym.records.progress import ProgressBar
 from shard_gym.results import commit_here
 from shard_gym.results.evaluate import score
 from shard_gym.simulators import Simulator
@@ -386,7 +386,7 @@ def measure(options: argparse.Namespace) -> pages.Found:
     _warm_up()
     for name in (name for name in asked if name not in sections):
         jobs = SECTIONS[name].jobs(effort)
-        progress, rows = Progress(len(jobs)), []
+        progress, rows = ProgressBar(len(jobs)), []
         for job in jobs:
             rows.append(job())
             progress.step(name)

@@ -109,7 +109,6 @@ class Panel:
             self.canvas.text(words, (self.middle(device), y), SMALL, colour, align=0.5)
 
     def middle(self, device: int) -> int:
-        """Middle of a device's bar."""
         return round(LEFT + (device + 0.5) * self.slot)
 
     def draw_scale(self, most: int, unit: float = 1.0) -> None:
@@ -314,7 +313,6 @@ class Canvas:
         self.surface.set_clip(None)
 
     def line(self, start: tuple[int, int], end: tuple[int, int], colour: Colour) -> None:
-        """One pixel wide."""
         self._pygame.draw.line(self.surface, colour, start, end)
 
     def dashes(self, left: int, right: int, y: int, colour: Colour) -> None:

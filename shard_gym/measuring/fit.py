@@ -46,8 +46,8 @@ Tell = Callable[[int, int, float], None]  # epoch, epochs, held-out loss
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of a fit."""
+class Fitting:
+    """Effort of a fit."""
 
     epochs: int = 200
     batch: int = 256  # shards a step
@@ -55,8 +55,8 @@ class Settings:
     patience: int = 60  # epochs without a better held-out loss
 
 
-OURS = Settings()
-PUBLISHED = Settings(epochs=300, batch=512, learning_rate=1e-3)  # AutoShard's rate and batch
+OURS = Fitting()
+PUBLISHED = Fitting(epochs=300, batch=512, learning_rate=1e-3)  # AutoShard's rate and batch
 
 
 def tensor(array: np.ndarray) -> Tensor:
@@ -224,7 +224,7 @@ def fit(
     measured: Measurements,
     architecture: str = "ours",
     seed: int = 0,
-    settings: Settings | None = None,
+    settings: Fitting | None = None,
     without: str = "",
     tell: Tell | None = None,
 ) -> Weights:
@@ -302,7 +302,7 @@ def _held_out(shards: Shards, members: int, seed: int) -> Tensor:
     return torch.from_numpy(held)
 
 
-def _train(net: Net, shards: Shards, held: Tensor, settings: Settings, seed: int, tell: Tell | None) -> list[int]:
+def _train(net: Net, shards: Shards, held: Tensor, settings: Fitting, seed: int, tell: Tell | None) -> list[int]:
     """Adam until held-out losses stop falling; leaves every member at its best and says at which epoch that was."""
     optimizer = torch.optim.Adam(net.parameters(), settings.learning_rate)
     generator = torch.Generator().manual_seed(seed)

@@ -62,11 +62,9 @@ class Unseen(FastSimulator):
         self.id = simulator.id
 
     def embed(self, task: Task) -> np.ndarray:
-        """Refuses."""
         raise SimulatorError("a solver of track 'blind' asks the planner nothing; set track = 'search'")
 
     def decode(self, task: Task, sums: np.ndarray) -> Latency:
-        """Refuses."""
         raise SimulatorError("a solver of track 'blind' asks the planner nothing; set track = 'search'")
 
 

@@ -299,7 +299,6 @@ class DreamShardPlanner:
         return costed, rollout
 
     def save(self, path: str | Path, **card: Any) -> None:
-        """A safetensors file with a card."""
         save_tensors(path, self.net.state_dict(), {**card, "kind": "dreamshard-planner", "seen": list(FEATURES)})
 
 

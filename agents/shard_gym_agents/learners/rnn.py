@@ -125,7 +125,6 @@ class Rnn:
         return play(self.net, tensors.by(tensors.size.double()), None).plan(task)
 
     def save(self, path: str | Path, **card: Any) -> None:
-        """A safetensors file with a card."""
         devices = self.net.num_devices
         save_tensors(path, self.net.state_dict(), {**card, "kind": "rnn", "devices": devices})
 
