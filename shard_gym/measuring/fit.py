@@ -7,8 +7,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shard_gym.errors import InvalidPool, UnknownName
+from shard_gym.measuring.host import one_thread
 from shard_gym.measuring.measurements import Measurements, at_pace_of
 from shard_gym.measuring.predictors import FOLDS, NORMAL_90, Shards, bounds, errors, shards_of
 from shard_gym.records import commands
@@ -238,7 +238,8 @@ def fit(
     shards = shards_of(measured)
     if len(shards) < MIN_SHARDS:
         raise InvalidPool(f"a fit needs at least {MIN_SHARDS} measured shards, got {len(shards)}")
-    with _one_thread():
+    # the order of sums, and so the result, must not depend on the machine; nor may a fit disturb its caller
+    with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         ours = ARCHITECTURES[architecture] is Ours
         net: Net = OurNet(shards, architecture) if ours else PublishedNet(shards, ARCHITECTURES[architecture], without)
@@ -262,18 +263,6 @@ def fit(
     if shards.caches != features.Caches():
         card["caches"] = asdict(shards.caches)
     return Weights(tensors, card)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """The order of sums, and so the result, must not depend on the machine; nor may a fit disturb its caller."""
-    threads, state = torch.get_num_threads(), torch.get_rng_state()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_rng_state(state)
 
 
 @dataclass
