@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard_gym import Constraints, Plan, Task, simulators, suites
-from shard_gym.bounds.bounds import certificate, least_filled, lower_bound, must_hold, shared_out
+from shard_gym.bounds import certificate, least_filled, lower_bound, must_hold, shared_out
 from shard_gym.bounds.shares import Share, least_between, least_of, pieces_of, shares_of
 from shard_gym.errors import InfeasibleTask, SimulatorError
 from shard_gym.memory.usage import device_bytes, table_bytes

@@ -9,8 +9,8 @@ import pytest
 
 from shard_gym import simulators, suites
 from shard_gym.plan.plan import Plan
+from shard_gym.results import write_results
 from shard_gym.results.evaluate import evaluate
-from shard_gym.results.results import write_results
 from shard_gym.task.task import Task
 from shard_gym_agents import make, names
 from shard_gym_agents.cli.main import main

@@ -10,7 +10,7 @@ from shard_gym import Task, make_pool, make_task
 from shard_gym import simulators as registry
 from shard_gym.envs.env import ShardingEnv
 from shard_gym.errors import CorruptFile, SettingsIgnored
-from shard_gym.measuring.fit import Settings, fit
+from shard_gym.measuring.fit import Fitting, fit
 from shard_gym.simulators import FastSimulator, learned
 from shard_gym.simulators.base import GRAIN
 from shard_gym.simulators.learned import OWN, Learned
@@ -26,7 +26,7 @@ PHASES = ("forward_compute", "forward_comm", "backward_comm", "backward_compute"
 @pytest.fixture(scope="module")
 def simulators():
     measured = made_up(300)
-    return {name: Learned(fit(measured, name, settings=Settings(epochs=3))) for name in ARCHITECTURES}
+    return {name: Learned(fit(measured, name, settings=Fitting(epochs=3))) for name in ARCHITECTURES}
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ def test_the_environment_tells_spread_and_distance(ours):
 
 
 def test_the_id_and_the_card_come_from_the_file(ours, simulators, tmp_path):
-    weights = fit(made_up(100), "autoshard", settings=Settings(epochs=1))
+    weights = fit(made_up(100), "autoshard", settings=Fitting(epochs=1))
     assert Learned(weights).id == f"learned:{weights.sha256[:12]}"
     named = dataclasses.replace(weights, card=weights.card | {"id": "learned:abacus-v1"})
     named.save(tmp_path / "w.safetensors")
@@ -177,7 +177,7 @@ def test_the_id_and_the_card_come_from_the_file(ours, simulators, tmp_path):
 
 
 def test_weights_without_what_the_simulator_needs_are_refused():
-    weights = fit(made_up(100), "autoshard", settings=Settings(epochs=1))
+    weights = fit(made_up(100), "autoshard", settings=Fitting(epochs=1))
     for broken in (
         Weights({k: v for k, v in weights.tensors.items() if k != "ranges"}, weights.card),
         Weights(weights.tensors, {k: v for k, v in weights.card.items() if k != "batch"}),

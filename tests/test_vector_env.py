@@ -38,10 +38,10 @@ lenient = settings(max_examples=60, deadline=None, suppress_health_check=[Health
 @pytest.fixture(scope="module")
 def learned():
     pytest.importorskip("torch")
-    from shard_gym.measuring.fit import Settings, fit
+    from shard_gym.measuring.fit import Fitting, fit
     from tests.cost_model_helpers import made_up
 
-    return Learned(fit(made_up(100), "ours", settings=Settings(epochs=1)))
+    return Learned(fit(made_up(100), "ours", settings=Fitting(epochs=1)))
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -205,7 +205,7 @@ def _parser() -> argparse.ArgumentParser:
 def _learned_pages(asked: Sequence[str], options: argparse.Namespace, command: str) -> None:
     """The pages that need torch."""
     from benchmarks import papers_autoshard, papers_dreamshard
-    from benchmarks.papers_lab import Lab
+    from benchmarks.policies import Lab
 
     papers = {"autoshard": papers_autoshard.PAPER, "dreamshard": papers_dreamshard.PAPER}
     known = {*SECTIONS, FLEXSHARD_PAGE, *papers, *(key for paper in papers.values() for key in paper.sections)}

@@ -18,7 +18,7 @@ import numpy as np
 from shard_gym import simulators
 from shard_gym.errors import CorruptFile, InvalidPlan, ShardGymError, SimulatorError, UnknownName
 from shard_gym.plan.plan import Plan, check, violations
-from shard_gym.results.results import BENCHMARK_VERSION, Result, read_results
+from shard_gym.results import BENCHMARK_VERSION, Result, read_results
 from shard_gym.simulators import FastSimulator, Latency, Simulator
 from shard_gym.simulators.base import counted
 from shard_gym.task import suites
@@ -62,11 +62,9 @@ class Unseen(FastSimulator):
         self.id = simulator.id
 
     def embed(self, task: Task) -> np.ndarray:
-        """Refuses."""
         raise SimulatorError("a solver of track 'blind' asks the planner nothing; set track = 'search'")
 
     def decode(self, task: Task, sums: np.ndarray) -> Latency:
-        """Refuses."""
         raise SimulatorError("a solver of track 'blind' asks the planner nothing; set track = 'search'")
 
 
