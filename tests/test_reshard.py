@@ -77,6 +77,14 @@ def test_more_moves_the_longer_the_plan_is_used():
     assert moved[0] < moved[1] < moved[2]
 
 
+def test_it_ends_where_only_moves_that_are_not_allowed_fit():
+    """Nothing of the slow device fits on the other one, which could give it a table."""
+    tables = make_pool(rows=[1_000, 100], dim=16, pooling=[50, 1])
+    constraints = Constraints(base=(0, 1), max_moves=0)
+    task = Task(tables, (10**6, 100 * 32), constraints=constraints)
+    assert make("reshard", calls=100)(task, SIMULATOR) == Plan((0, 1))
+
+
 def test_where_nothing_is_in_use_the_plan_is_autos(tiny_task):
     assert make("reshard", calls=300)(tiny_task, SIMULATOR) == make("auto", calls=300)(tiny_task, SIMULATOR)
 

@@ -145,7 +145,8 @@ class _Search:
         return Auto(s.seed, s.budget * FRESH_SHARE, calls, sure=s.sure)(task, self.planner)
 
     def _again(self, best: Placement) -> bool:
-        """Shake the best placement or a start and descend, bytes made cheaper at first; False if nothing moved."""
+        """Shake the best placement or a start and descend, bytes made cheaper at first; False if nothing could move."""
+        asked = self.costs.planner.calls
         afresh = self.rng.random() < AFRESH
         state = (self.starts[int(self.rng.integers(len(self.starts)))] if afresh else best).copy()
         changes = [state.anything(self.rng) for _ in range(int(self.rng.integers(*KICKS)))]
@@ -154,7 +155,7 @@ class _Search:
                 state.make(change)
         self.descend(state, 10 ** -self.rng.uniform(0, CHEAPEST), 1.0)
         self.descend(state, 1.0, 1.0)
-        return any(change is not None for change in changes)
+        return self.costs.planner.calls > asked and any(change is not None for change in changes)
 
     def descend(self, state: Placement, cheaper: float, share: float) -> None:
         """Make the change that helps most until none does; `cheaper` is a factor on what bytes cost."""
