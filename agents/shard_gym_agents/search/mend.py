@@ -10,8 +10,9 @@ from shard_gym.plan.moves import moved_bytes
 from shard_gym_agents.search.state import RULE, Board, State
 
 PAIRS = 20_000  # exchanges looked at in one round, about
-WIDTH = 16  # placements mended side by side where moves are limited; where not, ...
-NARROW = 4
+FEW = 10  # moves: where no more may be made ...
+WIDTH = 16  # ... so many placements are mended side by side, ...
+NARROW = 4  # ... elsewhere so many
 ASKED = 600  # mended placements asked about, about, at most
 
 
@@ -58,6 +59,7 @@ def mended(board: Board, device: np.ndarray, ms_per_byte: float = 0.0) -> list[n
     none where this placement keeps to the task, and where no way was found.
     """
     begun, limit = board.start(device), board.task.constraints.max_moves
+    width = WIDTH if limit is not None and limit <= FEW else NARROW
     beam, rng, prices = [begun], np.random.default_rng(0), _Prices(begun, ms_per_byte)
     for _ in range((board.task.num_tables if limit is None else limit) if begun.amiss else 0):
         made = [state for one in beam for state in _exchanged(one, prices, ASKED // len(beam), rng)]
@@ -65,7 +67,7 @@ def mended(board: Board, device: np.ndarray, ms_per_byte: float = 0.0) -> list[n
             return [np.array(state.plan().device) for state in sorted(done, key=prices.asked)[:WIDTH]]
         made.sort(key=lambda state: (state.amiss, prices.guessed(state)))
         distinct = {state.device.tobytes(): state for state in reversed(made)}
-        beam = [*reversed(distinct.values())][: NARROW if limit is None else WIDTH]
+        beam = [*reversed(distinct.values())][:width]
     return []
 
 
