@@ -171,6 +171,12 @@ def test_greedy_by_hand():
     assert make("dim-greedy")(task, SIMULATOR).device == (0, 1, 1, 0, 0)
 
 
+def test_of_equals_the_larger_table_and_the_emptier_device_come_first():
+    """Equal columns, rows 40, 30, 20, 10: 40 | 30, then 40 | 50 where less is, then 50 | 50. By size it is the same."""
+    task = Task(make_pool(rows=[10, 30, 20, 40], dim=4), memory=(10**6,) * 2)
+    assert make("dim-greedy")(task, SIMULATOR).device == (0, 1, 1, 0) == make("size-greedy")(task, SIMULATOR).device
+
+
 def test_greedy_passes_over_a_full_device():
     tables = make_pool(rows=[100, 100, 10], dim=4, pooling=[9, 5, 3])
     task = Task(tables, memory=(2_000, 850))

@@ -23,12 +23,12 @@ def first_line(capsys, *command):
 def test_what_is_assumed_is_told(tables, capsys):
     solve = ["solve", *tables, "--agent", "cost-greedy"]
     assert first_line(capsys, *solve, "--devices", "2", "--memory-gb", "1") == (
-        "assumes fp32; sgd; batch 65,536; 'training' bytes; 1 host of 2; 360 GB/s, 30 us; roofline:h100-v1"
+        "assumes fp32; sgd; batch 65,536; 'training' bytes; 1 host of 2; 360 GB/s, 30 us; roofline:h100-v2"
     )
     told = ["--dtype", "fp16", "--optimizer", "adam", "--batch", "1024", "--accounting", "true"]
     assert first_line(capsys, *solve, "--hardware", "p4d.24xlarge", "--hosts", "2", *told) == (
         "assumes fp16; adam; batch 1,024; 'true' bytes; 2 hosts of 8; 240 GB/s, 40 GB/s a group of 8, 4130 us; "
-        "roofline:a100-x32-roce-v1"
+        "roofline:a100-x32-roce-v2"
     )
     theirs = ["--hardware", "dgx-h100", "--simulator", "torchrec:cuda-v1"]
     assert first_line(capsys, *solve, *theirs).endswith("; 1 host of 8; the simulator's links; torchrec:cuda-v1")
@@ -42,7 +42,7 @@ def test_the_machine_decides_devices_memory_and_simulator(tables, tmp_path, caps
     solve = ["solve", *tables, "--agent", "round-robin", "--hardware"]
     assert main([*solve, "dgx-h200"]) == 0
     *_, last = told = capsys.readouterr().out.splitlines()
-    assert "by roofline:h200-v1" in told[1] and last.split()[0] == "7"
+    assert "by roofline:h200-v2" in told[1] and last.split()[0] == "7"
     assert last.split()[3] == f"{139 * 0.85:.2f}"
     assert main([*solve, "dgx-h200", "--devices", "2", "--memory-gb", "5"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].split()[::3][:2] == ["1", "5.00"]

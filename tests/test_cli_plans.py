@@ -155,7 +155,7 @@ def test_what_moves_between_two_plans(given, capsys):
     old, new = given(Plan((0, 0, 1, 1))), given(Plan((0, 0, 1, 1, 0), (2,)))
     assert main(["diff", old, new, *which]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("assumes fp16; sgd; ") and lines[0].endswith("; roofline:h100-v1")
+    assert lines[0].startswith("assumes fp16; sgd; ") and lines[0].endswith("; roofline:h100-v2")
     assert lines[1].startswith("makespan ") and lines[1].endswith(" ms (kernel)")
     assert lines[2] == "1 of 4 tables move, 0.00 GiB"
     assert lines[4].split() == ["c", "8-15", "0.000", "1", "0"]

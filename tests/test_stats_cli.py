@@ -65,7 +65,7 @@ def test_the_worked_example(tmp_path, capsys):
 
 def test_top_and_what_is_assumed(stored, capsys):
     assumed = (
-        "assumes fp16; rowwise_adagrad; batch 4,096; 'weights' bytes; 1 host of 2; 1000 GB/s, 0 us; roofline:h100-v1"
+        "assumes fp16; rowwise_adagrad; batch 4,096; 'weights' bytes; 1 host of 2; 1000 GB/s, 0 us; roofline:h100-v2"
     )
     for asked in ([], ["--table", "shop"], ["--why"]):
         assert main([*stored, *asked]) == 0

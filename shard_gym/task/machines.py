@@ -15,7 +15,7 @@ A file says what is not as in `Machine`; `devices` and `memory_gb` it must say:
     speed = 1              # of computing, relative; or a list
     reserve = 0.15         # share of memory to leave free
     reserve_gb = 4         # and what the dense part and all else takes on each device
-    simulator = "roofline:a100-x32-roce-v1"
+    simulator = "roofline:a100-x32-roce-v2"
     price = 40.0           # an hour, of all hosts together
 """
 
@@ -141,7 +141,7 @@ def _server(name: str, memory_gb: float, nvlink_gb_s: float, network_gbit_s: flo
     return Machine(name, 8, memory_gb, 1, inside, 30.0, between, 4100.0, simulator=simulator)
 
 
-_A100, _H100, _H200 = "roofline:a100-x32-roce-v1", "roofline:h100-v1", "roofline:h200-v1"
+_A100, _H100, _H200 = "roofline:a100-x32-roce-v2", "roofline:h100-v2", "roofline:h200-v2"
 MACHINES = {
     machine.name: machine
     for machine in (
