@@ -2,11 +2,11 @@
 
 import numpy as np
 
-import shard_gym
 from shard_gym.envs.bank import Bank
 from shard_gym.envs.env import ShardingEnv
 from shard_gym.simulators import FastSimulator, Latency
 from shard_gym.task.task import Task
+from tests.pool_helpers import fp16_pool
 
 TABLE_BYTES = 100 * 16 * 2
 
@@ -35,7 +35,7 @@ class Slow:
 
 def tiny_task(**settings):
     """Tables of 1, 2 and 4 ms; each device has room for two of them."""
-    pool = shard_gym.make_pool(rows=[100, 100, 100], dim=16, pooling=[1, 2, 4])
+    pool = fp16_pool(rows=[100, 100, 100], dim=16, pooling=[1, 2, 4])
     return Task(pool, **{"memory": (2 * TABLE_BYTES,) * 2, **settings})
 
 

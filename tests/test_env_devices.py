@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from shard_gym import make_pool, simulators, suites
+from shard_gym import simulators, suites
 from shard_gym.envs.env import ShardingEnv
 from shard_gym.task.links import Links
 from shard_gym.task.task import Task
 from tests.env_helpers import TABLE_BYTES, play, split_env, tiny_env, tiny_task
+from tests.pool_helpers import fp16_pool as make_pool
 
 
 @pytest.mark.parametrize("observation", ["full", "set"])

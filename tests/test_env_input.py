@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from shard_gym import Task, make_pool
+from shard_gym import Task
 from shard_gym.envs.bank import Bank
 from shard_gym.envs.env import BadAction, NoEpisode, ShardingEnv
 from shard_gym.envs.observations import OBSERVATIONS
@@ -12,6 +12,7 @@ from shard_gym.envs.rewards import REWARDS
 from shard_gym.errors import InvalidPool, InvalidTask, ShardGymError, SimulatorError, UnknownName
 from shard_gym.simulators import FastSimulator, Latency
 from tests.env_helpers import TABLE_BYTES, PoolingMs, play, split_env, tiny_env, tiny_task
+from tests.pool_helpers import fp16_pool as make_pool
 
 
 class Broken(FastSimulator):

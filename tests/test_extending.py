@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shard_gym import Constraints, Task, make_pool, simulators, suites
-from shard_gym.bounds.bounds import lower_bound
+from shard_gym.bounds import lower_bound
 from shard_gym.envs.env import ShardingEnv
 from shard_gym.errors import InvalidTask, UnknownName
 from shard_gym.plan.violations import violations

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard_gym import Constraints, make_pool, suites
+from shard_gym import Constraints, suites
 from shard_gym.envs.own import make_own_env, own_bank
 from shard_gym.errors import InfeasibleTask, InvalidTask, UnknownName
 from shard_gym.memory.usage import table_bytes
@@ -14,6 +14,7 @@ from shard_gym.plan.feasibility import first_fit_decreasing
 from shard_gym.tables.files import save_pool
 from shard_gym.tables.pool import GB
 from tests.env_helpers import play_where_it_fits
+from tests.pool_helpers import fp16_pool as make_pool
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from shard_gym import make_pool
 from shard_gym.envs.bank import Bank
 from shard_gym.envs.env import BadAction, ShardingEnv
 from shard_gym.envs.episodes import FIXED_ORDERS
@@ -16,6 +15,7 @@ from shard_gym.results.evaluate import score
 from shard_gym.simulators import FastSimulator, Latency
 from shard_gym.task.task import Constraints, Task
 from tests.env_helpers import PoolingMs, Slow, play, play_where_it_fits, split_env
+from tests.pool_helpers import fp16_pool as make_pool
 
 SPLIT = 2  # on two devices
 HALF = 100 * 8 * 2  # bytes

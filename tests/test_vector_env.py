@@ -8,7 +8,7 @@ from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shard_gym import Constraints, Task, make_pool, simulators, suites
+from shard_gym import Constraints, Task, simulators, suites
 from shard_gym.envs.bank import Bank
 from shard_gym.envs.env import ShardingEnv
 from shard_gym.envs.episodes import ORDERS
@@ -18,6 +18,7 @@ from shard_gym.envs.vector_env import ShardingVectorEnv
 from shard_gym.simulators.learned import Learned
 from shard_gym.task.links import Links
 from tests.env_helpers import PoolingMs, Slow, tiny_task
+from tests.pool_helpers import fp16_pool as make_pool
 from tests.vector_helpers import MODES, assert_same, pair, play_alike, reset_alike
 
 SUITES = {  # of each kind one: its longest episodes
@@ -37,10 +38,10 @@ lenient = settings(max_examples=60, deadline=None, suppress_health_check=[Health
 @pytest.fixture(scope="module")
 def learned():
     pytest.importorskip("torch")
-    from shard_gym.measuring.fit import Settings, fit
+    from shard_gym.measuring.fit import Fitting, fit
     from tests.cost_model_helpers import made_up
 
-    return Learned(fit(made_up(100), "ours", settings=Settings(epochs=1)))
+    return Learned(fit(made_up(100), "ours", settings=Fitting(epochs=1)))
 
 
 @pytest.mark.parametrize("mode", MODES)

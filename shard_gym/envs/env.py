@@ -13,8 +13,7 @@ from gymnasium import spaces
 from shard_gym import simulators
 from shard_gym.envs import rewards
 from shard_gym.envs.bank import Bank, Settings
-from shard_gym.envs.canvas import Window
-from shard_gym.envs.drawing import picture
+from shard_gym.envs.drawing import Window, picture
 from shard_gym.envs.episodes import ORDERS, Episode, hashed, shuffled, task_index
 from shard_gym.envs.observations import OBSERVATIONS
 from shard_gym.envs.render import describe
@@ -129,7 +128,8 @@ class ShardingEnv(gym.Env[Any, Any]):
         self.most_nodes, shown = settings.most_nodes, settings.shown
         if shown.needs_sums and not isinstance(self.simulator, FastSimulator):
             raise InvalidTask(f'"{observation}" shows embeddings, {self.simulator.id} has none: use "table" or "set"')
-        self._observe, self._dense, self._track = shown.observe, settings.dense, settings.dense or shown.needs_sums
+        self._observe, self._dense = shown.observe, settings.paid.dense
+        self._track = self._dense or shown.needs_sums
         self._played: dict[int, Episode] = {}  # tasks of the bank that were drawn before
         self._seed, self._episode = -1, 0
         self._state: State | None = None
@@ -171,7 +171,7 @@ class ShardingEnv(gym.Env[Any, Any]):
         if self._over:
             p = state.episode.prepared
             end = rewards.outcome(p.task, state.plan(), state.latency(), state.free)
-            reward = rewards.end_reward(self.reward, p, end) - self._paid
+            reward = rewards.end_reward(self.settings.paid, p, end) - self._paid
             return shown, reward, True, False, end.info(p, state.mask())
         return shown, self._pay(state) if self._dense else 0.0, False, False, {"action_mask": state.mask()}
 

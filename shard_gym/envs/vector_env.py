@@ -72,7 +72,7 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         self.render_mode, self.bank, self.simulator = env.render_mode, env.bank, env.simulator
         self.single_action_space, self.single_observation_space = env.action_space, env.observation_space
         self.num_actions = int(env.action_space.n)  # type: ignore[attr-defined]
-        self._dense, self._shelf = env.settings.dense, Shelf(env.settings)
+        self._dense, self._shelf = env.settings.paid.dense, Shelf(env.settings)
         summed = self._dense or self._shelf.full
         track = summed or env.bank.split_action or env.num_devices >= MANY_DEVICES
         self._states = states = States(self._shelf, self.num_envs, track and self._shelf.width > 0)
@@ -191,7 +191,7 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         """The dense rewards of a step, kept so that those of an episode sum to its end's."""
         assert self._costs is not None
         of, slots = self._shelf.slots, self._states.slot
-        so_far = latency_reward(self._costs.cost.max(axis=1), 0.0, of.worst[slots], of.reference[slots])
+        so_far = latency_reward(self._costs.cost.max(axis=1), None, 0.0, of.worst[slots], of.reference[slots])
         ends = rewards[over]
         np.subtract(so_far, self._paid, out=rewards)
         rewards[again], so_far[again] = 0, 0

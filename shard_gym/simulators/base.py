@@ -150,6 +150,10 @@ class FastSimulator:
         """The costs as products of sums and growing factors, for bounds; None: they are not."""
         return None
 
+    def own_settings(self, task: Task) -> str:
+        """Settings it answers for that are not the task's, such as "batch 2,048"; empty: it answers for the task's."""
+        return ""
+
     def doubt(self, task: Task, sums: np.ndarray, other: np.ndarray) -> float | None:
         """Standard deviation of how much sooner one plan ends than another, ms, from the sums of both, (K, H).
 

@@ -46,11 +46,9 @@ class ShardingVecEnv(VecEnv):
         return shown
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Remember the actions."""
         self._actions = actions
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Do the actions."""
         shown, rewards, over, _, told = self.env.step(self._actions)
         self._returns += rewards
         self._lengths += 1
@@ -70,7 +68,6 @@ class ShardingVecEnv(VecEnv):
         return Infos(own | ended)
 
     def close(self) -> None:
-        """Close the environments."""
         self.env.close()
 
     def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> Any:
@@ -93,7 +90,6 @@ class ShardingVecEnv(VecEnv):
         return [wrapper_class is Monitor] * len(list(self._get_indices(indices)))
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """A picture of each environment."""
         return list(self.env.render() or [None] * self.num_envs)
 
 

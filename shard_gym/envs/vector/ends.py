@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from shard_gym.envs import rewards
 from shard_gym.envs.vector.shelf import Shelf
 from shard_gym.envs.vector.states import Record, States
 from shard_gym.plan.violations import broken_constraints
@@ -188,11 +187,9 @@ def judged(shelf: Shelf, states: States, envs: np.ndarray) -> Ends:
 
 def end_rewards(shelf: Shelf, states: States, ends: Ends) -> np.ndarray:
     """The whole return of each episode, as `rewards.end_reward`."""
-    if not shelf.settings.scored:
-        return rewards.balance_reward(ends.balance, ends.excess)
-    slots = states.slot[ends.envs]
-    worst, reference = shelf.slots.worst[slots], shelf.slots.reference[slots]
-    return rewards.latency_reward(ends.makespan, ends.excess, worst, reference)
+    of, slots = shelf.slots, states.slot[ends.envs]
+    worth = shelf.settings.paid.worth
+    return worth(ends.makespan, ends.balance, ends.excess, of.worst[slots], of.reference[slots])
 
 
 def _excess(shelf: Shelf, states: States, envs: np.ndarray, record: Record) -> np.ndarray:

@@ -46,7 +46,7 @@ class Slots:
     speed: np.ndarray  # (S, K) over the fastest
     episode: np.ndarray  # in the order that all episodes of the task share, as objects
     hash: np.ndarray  # of the task, as objects
-    # for "latency" and "dense" only:
+    # for rewards that are `scored` only:
     worst: np.ndarray  # ms
     reference: np.ndarray  # ms
     # for "full" and "ahead" only:
@@ -148,7 +148,7 @@ class Shelf:
         slots.length[slot], slots.tables[slot] = length, task.num_tables
         slots.group[slot], slots.hash[slot] = self._group(task), task.hash
         slots.largest[slot], slots.speed[slot] = max(task.memory), p.speed
-        if self.settings.scored:
+        if self.settings.paid.scored:
             slots.worst[slot], slots.reference[slot] = p.worst, p.reference
         if self.full:
             slots.even_share[slot], slots.total_cost[slot] = p.even_share, p.total_cost
