@@ -57,7 +57,7 @@ def shards(task: Task, plan: Plan, tables: Tables | None = None, devices_per_hos
     or leave something out, and devices that a kind is not for, are refused.
     """
     tables = Tables.of_task(task) if tables is None else tables
-    if plan.table_wise:
+    if isinstance(plan, Plan) and plan.table_wise:
         found = _of_columns(task, plan, tables)
     else:
         found = _cut(task, plan, tables, devices_per_host or task.devices_per_host)
