@@ -59,11 +59,11 @@ def task_of(n=3, devices=2, **settings):
 TASK = task_of()
 
 
-def test_a_plan_is_split_once_at_most(monkeypatch):
-    splits, split = [], Task.split
-    monkeypatch.setattr(Task, "split", lambda task, at: splits.append(at) or split(task, at))
+def test_a_plan_is_checked_and_split_once(monkeypatch):
+    splits, pieces = [], Task.pieces
+    monkeypatch.setattr(Task, "pieces", lambda task, at: splits.append(at) or pieces(task, at))
     assert score(task_of(splits_allowed=True), Plan((0, 0, 1, 1), splits=(2,)), Unit()).feasible
-    assert len(splits) <= 1
+    assert splits == [(2,)]
 
 
 def test_the_slowest_device_sets_the_pace():

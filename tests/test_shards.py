@@ -1,6 +1,8 @@
 """Shards of plans: every kind by hand, every cell once, and what is no plan."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from shard_gym.task.links import Links
 from shard_gym.task.task import RESIDENCES
 from tests.test_bridge_storage_plans import plan_of
 
+ROOT = Path(__file__).parents[1]
 ALL, HOST = (0, 1, 2, 3), (2, 3)
 
 
@@ -208,3 +211,10 @@ def test_a_plan_of_kinds_that_a_task_does_not_allow_has_no_score(roofline):
     with pytest.raises(InvalidPlan, match=r"table 0 \('table_0'\) is in uvm: the task allows hbm"):
         score(two_hosts(residences=("hbm",), host_memory=0), uvm, roofline)
     assert score(two_hosts(), rows, roofline).feasible and score(two_hosts(), uvm, roofline).feasible
+
+
+def test_the_page_about_kinds_is_true():
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "kinds.md").read_text(), flags=re.DOTALL):
+        names: dict[str, object] = {}
+        exec(block, names)
+        assert names["placed"].rows.tolist() == [10_000_000] * 4 + [500_000] * 2 + [5_000] * 4

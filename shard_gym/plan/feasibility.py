@@ -12,6 +12,7 @@ from shard_gym.memory.usage import device_bytes, piece_bytes, table_bytes
 from shard_gym.plan.nodes import Options
 from shard_gym.plan.placing import Placing
 from shard_gym.plan.plan import Plan
+from shard_gym.task.constraints import OF_ONE
 from shard_gym.task.task import Constraints, Task
 
 
@@ -43,8 +44,10 @@ def quick(task: Task) -> Verdict:
 def disproof(task: Task) -> str | None:
     """Reason why memory, or the moves allowed, cannot suffice, and by how much; None if no count says so.
 
-    Allows for splits where the task does.
+    Allows for splits where the task does; of tasks with other kinds, or rows in host memory, no count is made yet.
     """
+    if not set(task.kinds_allowed) <= set(OF_ONE) or task.residences != ("hbm",):
+        return None
     return _too_large(task) or _too_much(task) or _too_many(task) or _too_few_devices(task) or _too_few_moves(task)
 
 
