@@ -46,7 +46,7 @@ def one_table(kind, residence="hbm", share=None, **changes):
     uses[0, 0], uses[0, 2] = 0.5, 0.5
     accesses[0, 0], accesses[0, 2] = 0.2, 0.8
     histogram = {"reference_batch": 8, "distinct": [4], "uses": uses, "accesses": accesses}
-    tables = make_pool(rows=8, dim=16, pooling=10 / 8, **histogram)
+    tables = make_pool(rows=8, dim=16, pooling=10 / 8, dtype="fp16", **histogram)
     task = Task(tables, (GB,) * 4, "iteration", 8, kinds=KINDS, residences=RESIDENCES, host_memory=GB, links=HOSTS)
     task = replace(task, **changes)
     devices = {"tw": (1,), "cw": (1, 2), "twrw": (2, 3), "grid": (2, 3, 0, 1)}.get(kind, (0, 1, 2, 3))
@@ -278,7 +278,7 @@ def test_a_fit_says_what_was_not_measured():
 
 def test_what_is_not_known_is_refused():
     roofline = simulators.make(FAST[0])
-    tables, links = make_pool(rows=[100, 100], dim=16), Links(port=1e8)
+    tables, links = make_pool(rows=[100, 100], dim=16, dtype="fp16"), Links(port=1e8)
     mixed = Task(tables, (GB,) * 2, "iteration", links=links, kinds=("tw", "rw"))
     by_rows = Plan((0, 1), (), ("rw", "tw"), ((0, 1), (1,)))
     narrow = replace(mixed, kinds=())
