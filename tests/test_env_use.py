@@ -85,16 +85,16 @@ def test_a_simulator_that_is_not_fast_gives_the_same(observation, reward):
     assert fast[2]["plan"] == slow[2]["plan"]
 
 
-@pytest.mark.parametrize("observation", ["full", "ahead"])
+@pytest.mark.parametrize("observation", ["full", "ahead", "flat"])
 def test_embeddings_need_a_fast_simulator(observation):
-    with pytest.raises(ShardGymError, match=f'"{observation}" shows embeddings, slow has none: use "table"'):
+    with pytest.raises(ShardGymError, match=f'"{observation}" needs embeddings, slow has none: use "table"'):
         tiny_env(simulator=Slow(), observation=observation)
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"observation": "pixels"}, "unknown observation 'pixels'; choose one of: ahead, full, set, table"),
+        ({"observation": "pixels"}, "unknown observation 'pixels'; choose one of: ahead, flat, full, set, table"),
         ({"reward": "money"}, "unknown reward 'money'; choose one of: balance, dense, latency"),
         ({"order": "alphabet"}, "unknown order 'alphabet'; choose one of: cost, given, random, size"),
         ({"split": "holdout"}, "unknown split 'holdout'; choose one of: test, train, val"),

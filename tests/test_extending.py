@@ -98,7 +98,8 @@ def suite(plugin, simulator, tmp_path):
     suites.register(made := plugin.suite(tmp_path))
     yield made
     suites.SUITES.pop(made.key)
-    gymnasium.registry.pop(made.env_id)
+    for env_id in (made.env_id, f"{made.env_id}-Flat"):
+        gymnasium.registry.pop(env_id)
 
 
 def four_tables(**settings) -> Task:

@@ -117,7 +117,7 @@ def test_what_the_id_needs(pool, missing):
         gym.make("ShardGym-Own", **told)
 
 
-@pytest.mark.parametrize("observation", ["table", "full", "ahead", "set"])
+@pytest.mark.parametrize("observation", ["table", "full", "ahead", "flat", "set"])
 def test_the_id_makes_environments_alone_and_together(pool, tmp_path, observation):
     save_pool(pool, tmp_path / "tables.csv")
     told = {**OWN, "tables": tmp_path / "tables.csv", "observation": observation, "split": "val", "seed": 1}

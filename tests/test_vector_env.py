@@ -30,7 +30,7 @@ SUITES = {  # of each kind one: its longest episodes
     "mixed-10to59x4": 59,
     "mixed-10to59x4-split": 200,
 }
-LARGER = [("table", False), ("full", False), ("full", True), ("ahead", False), ("ahead", True)]
+LARGER = [("table", False), *((shown, split) for shown in ("full", "ahead", "flat") for split in (False, True))]
 COMBINATIONS = [(o, r, q) for o in OBSERVATIONS for r in REWARDS for q in ORDERS]
 lenient = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -106,7 +106,7 @@ def banks(draw):
 )
 def test_any_tasks_to_the_bit(learned, bank, combination, mode, simulator, seed):
     observation, reward, order = combination
-    if simulator == "slow" and observation in ("full", "ahead"):
+    if simulator == "slow" and observation in ("full", "ahead", "flat"):
         observation = "set"
     made = {"roofline": simulators.make(simulators.DEFAULT), "learned": learned, "slow": Slow()}[simulator]
     scalar, ours = pair(bank, 3, mode, observation=observation, reward=reward, order=order, simulator=made)
@@ -201,7 +201,7 @@ def test_one_call_of_the_simulator_however_many_end():
             return super().decode(task, sums)
 
     # "full" asks in each step about the chosen devices, "ahead" about all of them too
-    for observation, calls in (("table", 1), ("full", 4), ("ahead", 7)):
+    for observation, calls in (("table", 1), ("full", 4), ("flat", 4), ("ahead", 7)):
         env = tiny_vector(num_envs=500, simulator=Counting(), observation=observation)
         env.reset(seed=0)
         env.simulator.calls = 0

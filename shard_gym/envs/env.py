@@ -127,7 +127,7 @@ class ShardingEnv(gym.Env[Any, Any]):
         self.settings = settings = Settings(bank, self.observation, self.reward, self.order, self.simulator)
         self.most_nodes, shown = settings.most_nodes, settings.shown
         if shown.needs_sums and not isinstance(self.simulator, FastSimulator):
-            raise InvalidTask(f'"{observation}" shows embeddings, {self.simulator.id} has none: use "table" or "set"')
+            raise InvalidTask(f'"{observation}" needs embeddings, {self.simulator.id} has none: use "table" or "set"')
         self._observe, self._dense = shown.observe, settings.paid.dense
         self._track = self._dense or shown.needs_sums
         self._played: dict[int, Episode] = {}  # tasks of the bank that were drawn before

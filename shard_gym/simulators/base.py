@@ -15,6 +15,7 @@ from shard_gym.task.task import OBJECTIVES, Task
 
 TABLES_AT_ONCE = 64  # costed one by one in one call, to bound memory on many devices
 SHARDS_AT_ONCE = 2**14  # decoded in one call where every device is tried in turn
+FEW_DEVICES, MANY_VALUES = 32, 512  # from where `along_devices` turns arrays
 GRAIN = 2.0**14  # embeddings are multiples of 1/GRAIN: float64 sums of them are exact in any order
 PASSES = {"forward": (True, False), "backward": (False, True), "both": (True, True)}  # of a phase: forward, backward
 
@@ -46,7 +47,7 @@ class Latency:
             return self.compute
         if objective != "iteration":
             raise UnknownName("objective", objective, OBJECTIVES)
-        wait = self.forward_compute.max(axis=-1, keepdims=True)
+        wait = along_devices(np.maximum, self.forward_compute)
         return wait + self.forward_comm + self.backward_comm + self.backward_compute
 
     def makespan(self, objective: str) -> np.ndarray:
@@ -145,6 +146,13 @@ class FastSimulator:
         None: it knows no more than the spread of devices.
         """
         return None
+
+
+def along_devices(ufunc: np.ufunc, values: np.ndarray) -> np.ndarray:
+    """`ufunc.reduce` over the last axis, which is kept; in a tenth of the time where many plans have few devices."""
+    if values.shape[-1] > FEW_DEVICES or values.size < MANY_VALUES:
+        return ufunc.reduce(values, axis=-1, keepdims=True)
+    return ufunc.reduce(np.ascontiguousarray(np.moveaxis(values, -1, 0)), axis=0)[..., None]
 
 
 def checked(task: Task, placements: np.ndarray) -> np.ndarray:

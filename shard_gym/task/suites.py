@@ -110,8 +110,8 @@ class Suite:
 
 
 def get(key: str) -> Suite:
-    """The suite of that key, `metasyn-80x8`; the name and the environment id are accepted too."""
-    found = SUITES.get(key.lower().removeprefix("shardgym-"))
+    """The suite of that key, `metasyn-80x8`; the name and the environments' ids are accepted too."""
+    found = SUITES.get(key.lower().removeprefix("shardgym-").removesuffix("-flat"))
     if found is None:
         raise UnknownName("suite", key, SUITES)
     return found
@@ -124,15 +124,17 @@ def _known(split: str) -> str:
 
 
 def register(suite: Suite) -> None:
-    """Add a suite, and its environment where Gymnasium is installed; a key that another suite has is refused."""
+    """Add a suite, and its environments where Gymnasium is installed; a key that another suite has is refused."""
     if SUITES.setdefault(suite.key, suite) != suite:
         raise InvalidTask(f"there is a suite {suite.key}, and suites are never edited: give this one a name of its own")
     if find_spec("gymnasium"):  # a bare host that only measures has none
         import gymnasium
 
         scalar, vector = "shard_gym.envs.env:make_env", "shard_gym.envs.vector_env:make_vector_env"
-        if suite.env_id not in gymnasium.registry:
-            gymnasium.register(suite.env_id, scalar, vector_entry_point=vector, kwargs={"suite": suite.key})
+        for env_id, shown in ((suite.env_id, {}), (f"{suite.env_id}-Flat", {"observation": "flat"})):
+            if env_id not in gymnasium.registry:
+                settings = {"suite": suite.key, **shown}
+                gymnasium.register(env_id, scalar, vector_entry_point=vector, kwargs=settings)
 
 
 @cache
