@@ -63,7 +63,7 @@ def test_flattened_environments_together_are_those_alone(name, observation):
 @pytest.mark.parametrize("observation", OBSERVATIONS)
 @pytest.mark.parametrize("reward", ["latency", "dense"])
 def test_episode_statistics(observation, reward):
-    env = RecordEpisodeStatistics(gym.make("ShardGym-DLRM-10x2", observation=observation, reward=reward))
+    env = RecordEpisodeStatistics(gym.make("ShardGym-DLRM-10x2", observation=observation, reward=reward, info="full"))
     _, info = play_where_it_fits(env, seed=0)
     reference = suites.get("dlrm-10x2").random_makespans("train")
     played = [task.hash for task in env.unwrapped.bank.tasks].index(info["task"])
@@ -91,7 +91,7 @@ def test_episode_statistics_of_many(mode):
 def test_a_task_is_replayed_through_wrappers(name):
     env_id = f"ShardGym-{name}"
     task = suites.get(env_id).tasks("test")[1]
-    env = RecordEpisodeStatistics(FlattenObservation(gym.make(env_id, observation="full")))
+    env = RecordEpisodeStatistics(FlattenObservation(gym.make(env_id, observation="full", info="full")))
     assert play_where_it_fits(env, options={"task": task})[1]["task"] == task.hash
 
 

@@ -17,7 +17,7 @@ from tests.env_helpers import PoolingMs, Slow, play, play_where_it_fits, tiny_en
 
 
 def test_episodes_follow_the_hash():
-    env = ShardingEnv("dlrm-20x4", reward="balance")
+    env = ShardingEnv("dlrm-20x4", reward="balance", info="full")
     actions = [0] * 20
     played = [play(env, actions, seed=7 if k == 0 else None)[2]["task"] for k in range(6)]
     n = len(env.bank.tasks)
@@ -26,7 +26,7 @@ def test_episodes_follow_the_hash():
 
 
 def test_a_replayed_task_takes_no_number():
-    env = ShardingEnv("dlrm-20x4", reward="balance")
+    env = ShardingEnv("dlrm-20x4", reward="balance", info="full")
     task, n = env.bank.tasks[3], len(env.bank.tasks)
     assert play(env, [0] * 20, seed=7, options={"task": task})[2]["task"] == task.hash
     assert play(env, [0] * 20)[2]["task"] == env.bank.tasks[task_index(7, 0, n)].hash
@@ -44,7 +44,7 @@ def test_a_replayed_task_of_the_suite_keeps_its_reference():
 def test_an_environment_never_seeded_draws_a_seed():
     drawn = set()
     for _ in range(4):
-        env = ShardingEnv("dlrm-20x4", reward="balance")
+        env = ShardingEnv("dlrm-20x4", reward="balance", info="full")
         drawn.add(tuple(play(env, [0] * 20)[2]["task"] for _ in range(4)))
     assert len(drawn) > 1
 
@@ -52,7 +52,8 @@ def test_an_environment_never_seeded_draws_a_seed():
 TRAJECTORY = """
 import hashlib, numpy as np
 from shard_gym.envs.env import ShardingEnv
-env, digest = ShardingEnv("core-60x4", observation="full", reward="dense", order={order!r}), hashlib.sha256()
+env = ShardingEnv("core-60x4", observation="full", reward="dense", order={order!r}, info="full")
+digest = hashlib.sha256()
 actions = np.random.default_rng(0).integers(4, size=120)
 shown, _ = env.reset(seed=11)
 for action in actions:
@@ -175,7 +176,7 @@ def test_objective_of_own_tasks_decides_the_reward():
 
 def test_a_maskable_learner_never_breaks_the_mask():
     sb3_contrib = pytest.importorskip("sb3_contrib")
-    env = gym.make("ShardGym-Tight-80x8", reward="balance", observation="full")
+    env = gym.make("ShardGym-Tight-80x8", reward="balance", observation="full", info="full")
     model = sb3_contrib.MaskablePPO(
         "MultiInputPolicy", env, n_steps=80, batch_size=80, n_epochs=1, seed=0, device="cpu"
     )

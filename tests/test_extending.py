@@ -146,7 +146,7 @@ def test_a_greedy_cost_is_a_function_of_tables(plugin, simulator, monkeypatch):
 
 @pytest.mark.parametrize(("devices", "worth"), [((1, 0, 0, 1), 1.0), ((0, 0, 0, 1), 1.0), ((0, 0, 0, 0), 0.0)])
 def test_a_reward_is_a_wrapper(plugin, simulator, devices, worth):
-    env = plugin.HalvesOnly(ShardingEnv([four_tables()], simulator=simulator, order="given"))
+    env = plugin.HalvesOnly(ShardingEnv([four_tables()], simulator=simulator, order="given", info="full"))
     env.reset(seed=0)
     assert [env.step(device)[1] for device in devices] == [0, 0, 0, worth]
 

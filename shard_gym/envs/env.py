@@ -17,10 +17,11 @@ from shard_gym.envs.drawing import Window, picture
 from shard_gym.envs.episodes import ORDERS, Episode, hashed, shuffled, task_index
 from shard_gym.envs.observations import OBSERVATIONS
 from shard_gym.envs.render import describe
-from shard_gym.envs.rewards import REWARDS
+from shard_gym.envs.rewards import INFOS, NUMBERS, REWARDS
 from shard_gym.envs.states import State
 from shard_gym.errors import InvalidTask, ShardGymError, UnknownName
-from shard_gym.simulators import FastSimulator, Simulator
+from shard_gym.plan.plan import Plan
+from shard_gym.simulators import FastSimulator, Latency, Simulator
 from shard_gym.task.suites import Suite
 from shard_gym.task.task import Task
 
@@ -104,7 +105,7 @@ class ShardingEnv(gym.Env[Any, Any]):
 
     metadata = {"render_modes": ["ansi", "rgb_array", "human"], "render_fps": 8}  # noqa: RUF012  # gymnasium's own declaration
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what gymnasium.make takes
         self,
         tasks: str | Suite | Bank | Sequence[Task],
         split: str = "train",
@@ -113,6 +114,7 @@ class ShardingEnv(gym.Env[Any, Any]):
         order: str | None = None,
         simulator: str | Simulator | None = None,
         render_mode: str | None = None,
+        info: str = "numbers",
     ) -> None:
         self.bank = bank = Bank.of(tasks, split)
         suite, task = bank.suite, bank.tasks[0]
@@ -122,6 +124,7 @@ class ShardingEnv(gym.Env[Any, Any]):
         self.observation = _known("observation", observation, OBSERVATIONS)
         self.reward = _known("reward", default_reward if reward is None else reward, REWARDS)
         self.order = _known("order", default_order if order is None else order, ORDERS)
+        self.info = _known("info", info, INFOS)
         self.render_mode = _known("render_mode", render_mode, (None, *self.metadata["render_modes"]))
         self.simulator = _simulator(default_simulator if simulator is None else simulator)
         self.settings = settings = Settings(bank, self.observation, self.reward, self.order, self.simulator)
@@ -152,7 +155,7 @@ class ShardingEnv(gym.Env[Any, Any]):
         self._over, self._paid = False, 0.0
         if self.render_mode == "human":
             self.render()
-        return self._observe(state, self.most_nodes), {"action_mask": state.mask()}
+        return self._observe(state, self.most_nodes), {"action_mask": state.mask(), **NUMBERS}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Put the next table on device `action`; with split actions K halves it."""
@@ -167,13 +170,28 @@ class ShardingEnv(gym.Env[Any, Any]):
         if self.render_mode == "human":
             self.render()
         shown = self._observe(state, self.most_nodes)
-        self._over = state.done
-        if self._over:
-            p = state.episode.prepared
-            end = rewards.outcome(p.task, state.plan(), state.latency(), state.free)
-            reward = rewards.end_reward(self.settings.paid, p, end) - self._paid
-            return shown, reward, True, False, end.info(p, state.mask())
-        return shown, self._pay(state) if self._dense else 0.0, False, False, {"action_mask": state.mask()}
+        told, self._over = {"action_mask": state.mask()}, state.done
+        if not self._over:
+            return shown, self._pay(state) if self._dense else 0.0, False, False, told | NUMBERS
+        p = state.episode.prepared
+        end = rewards.outcome(p.task, state.plan(), state.latency(), state.free)
+        told |= end.numbers(p.task) if self.info == "numbers" else end.numbers(p.task) | end.objects(p.task)
+        return shown, rewards.end_reward(self.settings.paid, p, end) - self._paid, True, False, told
+
+    @property
+    def task(self) -> Task:
+        """The task of this episode."""
+        return self._started().episode.prepared.task
+
+    @property
+    def plan(self) -> Plan:
+        """The plan so far, whole when the episode is over; -1 where nothing is placed yet."""
+        return self._started().plan()
+
+    @property
+    def latency(self) -> Latency:
+        """The latency of the plan so far."""
+        return self._started().latency()
 
     def action_masks(self) -> np.ndarray:
         """`info["action_mask"]` as bools: where the next table may go. The name is sb3-contrib's."""
@@ -253,17 +271,9 @@ class ShardingEnv(gym.Env[Any, Any]):
         raise NoEpisode("every table is placed and the episode is over: call reset() before the next step")
 
 
-def make_env(
-    suite: str,
-    split: str = "train",
-    observation: str = "table",
-    reward: str | None = None,
-    order: str | None = None,
-    simulator: str | Simulator | None = None,
-    render_mode: str | None = None,
-) -> ShardingEnv:
-    """The environment of a suite; what the ids are registered with."""
-    return ShardingEnv(suite, split, observation, reward, order, simulator, render_mode)
+def make_env(suite: str, **settings: Any) -> ShardingEnv:
+    """The environment of a suite; what the ids are registered with. Settings are `ShardingEnv`'s arguments."""
+    return ShardingEnv(suite, **settings)
 
 
 def _known(kind: str, name: Any, valid: Any) -> Any:

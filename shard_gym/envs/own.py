@@ -27,7 +27,7 @@ from shard_gym.task.task import Task
 TRIES = 1_000  # draws for one task, at most
 _CUTS = (3 / 5, 4 / 5)  # shares of the pool's tables where train ends, and val
 _NEEDED = ("tables", "devices", "memory_gb", "tables_per_task")
-_SHOWN = ("observation", "reward", "order", "simulator", "render_mode")  # arguments of ShardingEnv
+_SHOWN = ("observation", "reward", "order", "simulator", "render_mode", "info")  # arguments of ShardingEnv
 
 
 class BankSettings(TypedDict, total=False):

@@ -15,7 +15,16 @@ from gymnasium.vector.utils import batch_space
 from shard_gym.envs.env import BadAction, NoEpisode, ShardingEnv
 from shard_gym.envs.episodes import hashed, task_index
 from shard_gym.envs.rewards import latency_reward
-from shard_gym.envs.vector.ends import Ends, Infos, Later, RunningCosts, end_rewards, judged, objects, spread_out
+from shard_gym.envs.vector.ends import (
+    Ends,
+    RunningCosts,
+    before_ends,
+    end_rewards,
+    judged,
+    objects,
+    spread_out,
+    told_where,
+)
 from shard_gym.envs.vector.shelf import Shelf
 from shard_gym.envs.vector.states import Record, States
 from shard_gym.envs.vector.views import each, make_view
@@ -55,9 +64,9 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
     that are over, by `reset_mask`, before the next step.
 
     **Infos.** `info["action_mask"]` is one int8 array (n, K), or (n, K + 1) with split actions; `action_masks()`
-    is the same as bool. At ends there is an array for each key of `ShardingEnv`'s last info, and beside
-    `info["plan"]`, say, `info["_plan"]`, True where it is told. Plans, latencies and `final_obs` become objects
-    when first looked at, so they cost nothing where nobody does.
+    is the same as bool. There is an array for each key of `ShardingEnv`'s infos, and beside `info["makespan"]`,
+    say, `info["_makespan"]`, True where it is told. With `info="full"` a plan is made for each episode that ends,
+    which takes longer than its steps.
 
     **Arrays.** What is returned is yours, unless `copy=False`: then observations are views of arrays that the next
     `step` or `reset` overwrites, which saves time where they are large.
@@ -116,7 +125,7 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         self._begin(envs, slot)
         self._started = True
         self._over = np.setdiff1d(self._over, envs)
-        return self._shown({})
+        return self._shown()
 
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Do with the next piece of each environment as told; see the class about ends."""
@@ -124,11 +133,11 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         states.place(self._checked(actions))
         self._view.placed()
         terminated = states.over()
-        rewards, over, infos = np.zeros(self.num_envs), np.flatnonzero(terminated), dict[str, Any]()
+        rewards, over, infos = np.zeros(self.num_envs), np.flatnonzero(terminated), None
         if len(over):
             ends = judged(self._shelf, states, over)
             rewards[over] = end_rewards(self._shelf, states, ends) - self._paid[over]
-            infos = self._told(ends)
+            infos = self._told(ends, terminated.copy())
         again = over if self.autoreset_mode is SAME_STEP else self._over
         if len(again):
             self._begin(again)
@@ -152,25 +161,26 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         record = Record.of(self._states, np.arange(self.num_envs))
         return tuple(self.env.draw(record.state(i)) for i in range(self.num_envs))
 
-    def _shown(self, infos: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Observations and infos after a step or reset."""
+    def _shown(self, ended: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Observations and infos after a step or reset; `ended` is told of ends."""
         self._states.look()
         if self._costs is not None:
             self._costs.update()
         self._view.update()
-        infos["action_mask"], infos["_action_mask"] = self._states.masks(), np.ones(self.num_envs, bool)
-        return self._view.show(infos["action_mask"]), infos
+        masks, everywhere = self._states.masks(), np.ones(self.num_envs, bool)
+        infos = told_where({"action_mask": masks, **before_ends(self.num_envs)}, everywhere) | (ended or {})
+        return self._view.show(masks), infos
 
-    def _told(self, ends: Ends) -> Infos:
+    def _told(self, ends: Ends, over: np.ndarray) -> dict[str, Any]:
         """Infos of ends; where new episodes follow in the same step, beside what ended."""
-        n, infos = self.num_envs, ends.info(self.num_envs)
+        n, numbers = self.num_envs, ends.numbers(self.num_envs)
+        told = told_where(ends.objects(n), over) if self.env.info == "full" else {}
         if self.autoreset_mode is not SAME_STEP:
-            return infos
+            return numbers | told
         last, masks = self._view.final(ends.envs, ends.cost), self._states.final_masks(len(ends.envs))
-        where = infos["_task"]
-        infos["action_mask"], infos["_action_mask"] = spread_out(masks, ends.envs, n), where
-        final_obs = Later(lambda: spread_out(objects(each(last)), ends.envs, n))
-        return Infos({"final_obs": final_obs, "_final_obs": where, "final_info": infos, "_final_info": where})
+        told |= told_where({"action_mask": spread_out(masks, ends.envs, n), **numbers}, over)
+        final_obs = spread_out(objects(each(last)), ends.envs, n)
+        return told_where({"final_obs": final_obs, "final_info": told}, over)
 
     def _begin(self, envs: np.ndarray, slot: int | None = None) -> None:
         """New episodes, of the task in a slot if there is one."""

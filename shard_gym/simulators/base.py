@@ -32,6 +32,11 @@ class Latency:
     spread: np.ndarray | None = None  # standard deviation of its compute, ms
     distance: np.ndarray | None = None  # how far its tables are outside what was fitted, 0 inside
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Latency):
+            return NotImplemented
+        return all(np.array_equal(values, getattr(other, name)) for name, values in vars(self).items())
+
     @property
     def compute(self) -> np.ndarray:
         """Forward and backward computation of each device, (..., K)."""
