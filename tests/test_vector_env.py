@@ -249,7 +249,7 @@ def test_without_copies_observations_are_written_over(observation):
     assert_same(expected, first)
     then = shared.step([0, 1, 0])[0]
     assert_same(other.step([0, 1, 0])[0], then)
-    key = {"full": "devices", "ahead": "ahead", "set": "device"}.get(observation)
+    key = {"full": "devices", "ahead": "ahead", "set": "placement"}.get(observation)
     assert np.shares_memory(first[key], then[key]) if key else first is then
 
 

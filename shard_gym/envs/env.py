@@ -69,7 +69,7 @@ class ShardingEnv(gym.Env[Any, Any]):
     feed-forward policy can use, but tables still to come are only summed up, so it is nearly Markov, not
     quite. `"ahead"` adds `ahead` [K]: each device's predicted cost, scaled as in `devices`, if the next table went
     there (at the end, what it costs). `"set"` is Markov within a suite, a `Dict` padded to the bank's longest task:
-    `tables` [N, 21], `sizes` [N] (bytes over the largest device's), `device` [N] (-1: not placed), `order` [N]
+    `tables` [N, 21], `sizes` [N] (bytes over the largest device's), `placement` [N] (-1: not placed), `order` [N]
     (table of each step, -1: padding), `position` [1], `capacity` and `speed` [K], `action_mask` [K].
 
     With split actions halves count as tables in all of them: the share placed is of the tables and halves that

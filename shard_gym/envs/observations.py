@@ -159,14 +159,14 @@ def put_flat(shown: np.ndarray, scales: Scales, piece: Next, free: np.ndarray, c
 
 def set_space(prepared: Prepared, most: int) -> spaces.Dict:
     """All tables and where they are, padded to `most` tables."""
-    return _listed_space(prepared, most, device=_box(-1, prepared.task.num_devices - 1, most, dtype=np.int64))
+    return _listed_space(prepared, most, placement=_box(-1, prepared.task.num_devices - 1, most, dtype=np.int64))
 
 
 def set_(state: State, most: int) -> dict[str, np.ndarray]:
     """All tables, where they are, their order and the devices; past the last table is padding."""
-    device = np.full(most, -1)
-    device[state.episode.order[: state.position]] = state.actions
-    return _listed(state, most, device=device)
+    placement = np.full(most, -1)
+    placement[state.episode.order[: state.position]] = state.actions
+    return _listed(state, most, placement=placement)
 
 
 def split_set_space(prepared: Prepared, most: int) -> spaces.Dict:

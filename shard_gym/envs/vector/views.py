@@ -213,7 +213,7 @@ class SetView(View):
         self.shelf, self.states, self.copy, most = shelf, states, copy, shelf.settings.most_nodes
         self.names: tuple[str, ...] = tuple(shelf.settings.space())  # type: ignore[arg-type]
         if states.pieces is None:
-            where = {"device": np.full((n, most), -1)}
+            where = {"placement": np.full((n, most), -1)}
         else:
             where = {"left": np.zeros((n, most), np.int8), "placed": np.zeros((n, most, k), np.int8)}
         self.shown: dict[str, np.ndarray] = {
@@ -230,8 +230,8 @@ class SetView(View):
         node, actions = self.shelf.rows.node[states.last_row], states.last_actions
         live = np.flatnonzero(node < states.length)
         node, actions = node[live], actions[live]
-        if "device" in shown:
-            shown["device"][live, node] = actions
+        if "placement" in shown:
+            shown["placement"][live, node] = actions
             return
         halved = actions == states.num_devices
         shown["left"][live, node] -= 1
@@ -250,8 +250,8 @@ class SetView(View):
         shown["tables"][envs] = self.shelf.rows.shown[by_node, :-1]
         shown["sizes"][envs] = np.where(inside[:, :most], self.shelf.options.size[by_node, 0], 0) / largest
         shown["capacity"][envs], shown["speed"][envs] = self.shelf.options.capacity[slots] / largest, of.speed[slots]
-        if "device" in shown:
-            shown["device"][envs] = -1
+        if "placement" in shown:
+            shown["placement"][envs] = -1
         else:
             shown["left"][envs] = np.where(inside[:, :most], self.shelf.rows.whole[by_node], 0)
             shown["placed"][envs] = 0
