@@ -69,7 +69,7 @@ def test_the_smallest_gap_is_nearly_cost_greedy():
 def test_every_suite_has_a_flat_id():
     for suite in suites.SUITES.values():
         spec = gym.spec(f"{suite.env_id}-Flat")
-        assert spec.kwargs == {"suite": suite.key, "observation": "flat"}
+        assert spec.kwargs == {"tasks": suite.key, "observation": "flat"}
         assert suites.get(spec.id) is suite
     shown = gym.make("ShardGym-DLRM-10x2-Flat").reset(seed=0)[0]
     again = gym.make_vec("ShardGym-DLRM-10x2-Flat", num_envs=2).reset(seed=0)[0]

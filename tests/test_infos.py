@@ -8,6 +8,7 @@ from gymnasium.utils.env_checker import data_equivalence
 from shard_gym import Plan
 from shard_gym.envs.env import NoEpisode
 from shard_gym.envs.rewards import NUMBERS
+from shard_gym.envs.vector_env import BadBatch
 from shard_gym.errors import UnknownName
 from shard_gym.simulators import Latency
 from tests.env_helpers import PoolingMs, tiny_env, tiny_task
@@ -75,3 +76,37 @@ def test_latencies_compare_by_value():
     assert data_equivalence(one, same) and not data_equivalence(one, other)
     spread = Latency(*np.ones((4, 2)), spread=np.ones(2))
     assert Latency(*np.ones((4, 2))) != spread == Latency(*np.ones((4, 2)), spread=np.ones(2))
+
+
+def test_values_of_each_environment():
+    _, ours = pair([tiny_task()], 3, simulator=PoolingMs(), render_mode="ansi")
+    ours.reset(seed=0)
+    ours.step(np.array([0, 1, 1]))
+    scalar, _ = pair([tiny_task()], 3, simulator=PoolingMs(), render_mode="ansi")
+    scalar.reset(seed=0)
+    scalar.step(np.array([0, 1, 1]))
+    for name in ("plan", "latency", "task", "reward", "render", "num_devices"):
+        assert ours.call(name) == scalar.call(name)
+    np.testing.assert_array_equal(ours.call("action_masks"), scalar.call("action_masks"))
+    ours.set_attr("level", [1, 2, 3])
+    assert ours.get_attr("level") == (1, 2, 3) and ours.get_attr("order") == ("cost",) * 3
+    for wrong, error in (("reward", AttributeError), ("step", AttributeError)):
+        with pytest.raises(error, match="stepped together share"):
+            ours.set_attr(wrong, 1)
+    with pytest.raises(BadBatch, match="each of 3 environments, got 2"):
+        ours.set_attr("level", [1, 2])
+    with pytest.raises(AttributeError, match="have no step of their own"):
+        ours.call("step", 0)
+
+
+def test_specs_tell_what_clients_ask():
+    spec = gym.spec("ShardGym-Core-60x4-Flat")
+    assert spec.max_episode_steps == 61 and gym.spec("ShardGym-Mixed-10to59x4-Split").max_episode_steps == 59 * 15 + 1
+    env = gym.make("ShardGym-DLRM-10x2", render_mode="rgb_array_list")  # which the entry point's metadata allow
+    assert env.unwrapped.render_mode == "rgb_array"
+    with pytest.raises(BadBatch, match="take up to 60 steps and are never cut short, not after 9"):
+        gym.make_vec("ShardGym-Core-60x4", num_envs=2, max_episode_steps=9)
+    env.reset(seed=0)
+    for _ in range(10):
+        _, _, over, truncated, _ = env.step(0)
+    assert over and not truncated

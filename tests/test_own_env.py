@@ -113,7 +113,7 @@ def test_banks_that_are_refused(pool, told, message):
 @pytest.mark.parametrize("missing", ["tables", "devices", "memory_gb", "tables_per_task"])
 def test_what_the_id_needs(pool, missing):
     told = {name: value for name, value in {"tables": pool, **OWN}.items() if name != missing}
-    with pytest.raises(InvalidTask, match=f"and {missing} is missing: gym.make"):
+    with pytest.raises(gym.error.MissingArgument, match=f"and {missing} is missing: gym.make"):
         gym.make("ShardGym-Own", **told)
 
 

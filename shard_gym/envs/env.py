@@ -271,11 +271,6 @@ class ShardingEnv(gym.Env[Any, Any]):
         raise NoEpisode("every table is placed and the episode is over: call reset() before the next step")
 
 
-def make_env(suite: str, **settings: Any) -> ShardingEnv:
-    """The environment of a suite; what the ids are registered with. Settings are `ShardingEnv`'s arguments."""
-    return ShardingEnv(suite, **settings)
-
-
 def _known(kind: str, name: Any, valid: Any) -> Any:
     if name not in tuple(valid):
         raise UnknownName(kind, name, valid)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, SupportsIndex
 
@@ -15,6 +15,7 @@ from gymnasium.vector.utils import batch_space
 from shard_gym.envs.env import BadAction, NoEpisode, ShardingEnv
 from shard_gym.envs.episodes import hashed, task_index
 from shard_gym.envs.rewards import latency_reward
+from shard_gym.envs.states import State
 from shard_gym.envs.vector.ends import (
     Ends,
     RunningCosts,
@@ -39,6 +40,11 @@ MANY_DEVICES = 16
 # was freed once; then it keeps as much. Half as many steps a second again.
 SPARE = 2**23
 _NONE = np.zeros(0, np.int64)
+_OF_STATE: dict[str, Callable[[State], Any]] = {
+    "task": lambda state: state.episode.prepared.task,
+    "plan": State.plan,
+    "latency": State.latency,
+}
 _MASK = 2**64 - 1  # seeds are told apart by their last 64 bits
 
 
@@ -92,6 +98,7 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         self._paid = np.zeros(self.num_envs)  # dense rewards of these episodes so far
         self._over = _NONE  # environments whose episodes are over
         self._started = False
+        self._own: dict[str, tuple[Any, ...]] = {}  # attributes that the caller has set
         np.empty(SPARE, np.uint8)  # freed at once
 
     @cached_property
@@ -146,6 +153,40 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         if self._dense:
             self._pay(rewards, over, again)
         return shown, rewards, terminated, np.zeros(self.num_envs, bool), infos
+
+    @property
+    def longest_episode(self) -> int:
+        """The most steps that an episode takes."""
+        return self._shelf.most_steps
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Values of each environment: its mask, picture, task, plan or latency, or an attribute that all share."""
+        if name == "action_masks":
+            return tuple(self.action_masks())
+        if name == "render":
+            return self.render() or (None,) * self.num_envs
+        if name in _OF_STATE:
+            self._check_started()
+            record = Record.of(self._states, np.arange(self.num_envs))
+            return tuple(_OF_STATE[name](record.state(i)) for i in range(self.num_envs))
+        if name in self._own:
+            return self._own[name]
+        if callable(value := getattr(self.env, name)):
+            raise AttributeError(f"environments that are stepped together have no {name} of their own")
+        return (value,) * self.num_envs
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """A value of each environment, see `call`."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of the caller's own, one value or a list with one for each; `get_attr` tells it."""
+        if name in vars(self.env) or hasattr(type(self.env), name):
+            raise AttributeError(f"environments that are stepped together share {name}: make others to change it")
+        given = tuple(values) if isinstance(values, list | tuple) else (values,) * self.num_envs
+        if len(given) != self.num_envs:
+            raise BadBatch(f"values are a list with one for each of {self.num_envs} environments, got {len(given)}")
+        self._own[name] = given
 
     def action_masks(self) -> np.ndarray:
         """Masks of each next piece, bool (n, K), or (n, K + 1) with split actions. The name is sb3-contrib's."""
@@ -258,10 +299,20 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
 
 
 def make_vector_env(
-    suite: str, num_envs: int = 1, autoreset_mode: str | AutoresetMode = NEXT_STEP, copy: bool = True, **settings: Any
+    num_envs: int = 1,
+    autoreset_mode: str | AutoresetMode = NEXT_STEP,
+    copy: bool = True,
+    max_episode_steps: int | None = None,
+    **settings: Any,
 ) -> ShardingVectorEnv:
-    """The vector environment of a suite; what the ids are registered with. Settings are `ShardingEnv`'s arguments."""
-    return ShardingVectorEnv(ShardingEnv(suite, **settings), num_envs, autoreset_mode, copy)
+    """The vector environment of a suite; what the ids are registered with. Settings are `ShardingEnv`'s arguments.
+
+    Episodes end by themselves: a `max_episode_steps` that would cut one short is refused.
+    """
+    env = ShardingVectorEnv(ShardingEnv(**settings), num_envs, autoreset_mode, copy)
+    if max_episode_steps is not None and max_episode_steps < (longest := env.longest_episode):
+        raise BadBatch(f"episodes take up to {longest} steps and are never cut short, not after {max_episode_steps}")
+    return env
 
 
 def _count(num_envs: Any) -> int:

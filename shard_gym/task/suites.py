@@ -71,6 +71,11 @@ class Suite:
         return f"ShardGym-{self.name}"
 
     @property
+    def most_steps(self) -> int:
+        """No episode of it takes more steps: each table may be halved three times, and each piece is a step."""
+        return self.num_tables * (15 if self.split_action else 1)
+
+    @property
     def reward(self) -> str:
         """The default reward: balance for kernel suites, latency for iteration suites."""
         return "balance" if self.objective == "kernel" else "latency"
@@ -130,11 +135,16 @@ def register(suite: Suite) -> None:
     if find_spec("gymnasium"):  # a bare host that only measures has none
         import gymnasium
 
-        scalar, vector = "shard_gym.envs.env:make_env", "shard_gym.envs.vector_env:make_vector_env"
+        scalar, vector = "shard_gym.envs.env:ShardingEnv", "shard_gym.envs.vector_env:make_vector_env"
         for env_id, shown in ((suite.env_id, {}), (f"{suite.env_id}-Flat", {"observation": "flat"})):
             if env_id not in gymnasium.registry:
-                settings = {"suite": suite.key, **shown}
-                gymnasium.register(env_id, scalar, vector_entry_point=vector, kwargs=settings)
+                gymnasium.register(
+                    env_id,
+                    scalar,
+                    vector_entry_point=vector,
+                    max_episode_steps=suite.most_steps + 1,  # one more: episodes end, they are not cut short
+                    kwargs={"tasks": suite.key, **shown},
+                )
 
 
 @cache
