@@ -97,7 +97,7 @@ def test_a_task_is_replayed_through_wrappers(name):
 
 def test_cleanrl_ppo_as_a_command():
     pytest.importorskip("torch")
-    settings = "--env-id ShardGym-DLRM-10x2 --num-envs 4 --num-steps 20 --total-steps 240 --hidden 8"
+    settings = "--env-id ShardGym-DLRM-10x2-Flat --num-envs 4 --num-steps 20 --total-steps 240 --hidden 8"
     command = [sys.executable, EXAMPLES / "cleanrl_ppo.py", *settings.split()]
     baselines, *updates = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert baselines.split()[::2] == ["random", "cost-greedy"]
@@ -105,7 +105,7 @@ def test_cleanrl_ppo_as_a_command():
     assert random == pytest.approx(-1, abs=0.05) and greedy > random + 0.1
     assert [int(line.split()[1]) for line in updates] == [80, 160, 240]
     ppo = example("cleanrl_ppo")
-    again = ppo.main(ppo.Args("ShardGym-DLRM-10x2", num_envs=4, num_steps=20, total_steps=240, hidden=8))
+    again = ppo.main(ppo.Args("ShardGym-DLRM-10x2-Flat", num_envs=4, num_steps=20, total_steps=240, hidden=8))
     assert [line.split()[3] for line in updates] == [f"{value:.3f}" for value in again]  # it is seeded
 
 
@@ -113,7 +113,7 @@ def test_cleanrl_ppo_as_a_command():
 def test_cleanrl_ppo_learns():
     pytest.importorskip("torch")
     ppo = example("cleanrl_ppo")
-    curve = ppo.main(ppo.Args(env_id="ShardGym-DLRM-50x4", num_steps=50, total_steps=100_000))
+    curve = ppo.main(ppo.Args(env_id="ShardGym-DLRM-50x4-Flat", num_steps=50, total_steps=100_000))
     assert curve[0] < -0.95
     assert curve[-1] > -0.8
 
@@ -124,7 +124,13 @@ def test_sb3_recurrent_ppo_runs():
     assert all(np.isfinite((before, after))) and max(before, after) < 0
 
 
+def test_sb3_ppo_runs():
+    pytest.importorskip("stable_baselines3")
+    before, after = example("sb3_ppo").main("ShardGym-DLRM-10x2-Flat", steps=80, num_envs=2, episodes=2)
+    assert all(np.isfinite((before, after))) and max(before, after) < 0
+
+
 def test_rllib_ppo_runs():
     pytest.importorskip("ray.rllib")
-    returns = example("rllib_ppo").main("ShardGym-DLRM-10x2", steps=400)
+    returns = example("rllib_ppo").main("ShardGym-DLRM-10x2-Flat", steps=400)
     assert len(returns) == 1 and -5 < returns[0] < 0

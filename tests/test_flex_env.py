@@ -9,6 +9,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import shard_gym  # noqa: F401  # registers the ids
+from shard_gym.envs.drawing import DARK_BLUE
 from shard_gym.envs.env import BadAction
 from shard_gym.errors import InvalidTask, UnknownName
 from shard_gym.flexshard import NAMES
@@ -187,3 +188,16 @@ def test_every_step_tells_the_same_numbers(key):
     assert all(info.keys() == infos[0].keys() for info in infos)
     assert not any(info["comm_ms"] for info in infos[:-1]) and infos[-1]["comm_ms"] > 0
     assert {type(value) for info in infos for value in info.values()} == {np.ndarray, float, bool, int}
+
+
+def test_pictures_show_what_was_chosen():
+    pytest.importorskip("pygame")
+    env = gym.make(IDS[0], render_mode="rgb_array")
+    env.reset(seed=0)
+    before = env.render()
+    env.step(0)
+    after = env.render()
+    assert before.shape == (144, 608, 3) and before.dtype == np.uint8 and (env.render() == after).all()
+    assert (
+        (before[60, 20] == 255).all() and (after[60, 20] == DARK_BLUE).all() and (after[60, 29] == before[60, 29]).all()
+    )

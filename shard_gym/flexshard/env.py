@@ -12,6 +12,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from shard_gym.envs.canvas import Canvas
+from shard_gym.envs.drawing import DARK_BLUE, GREY, LIGHT_BLUE, ORANGE
 from shard_gym.envs.env import BadAction, NoEpisode
 from shard_gym.envs.episodes import task_index
 from shard_gym.errors import InvalidTask, UnknownName
@@ -25,6 +27,7 @@ STRETCHES = 64  # of rows, an episode's steps
 FIRST = 1e-6  # share of all rows in the first stretch; each further one is larger by the same factor
 WIDTH = 11  # of an observation
 _CHOICES = "choose 0 for DP, 1 for Flex, 2 for RW"
+COLOURS = (DARK_BLUE, LIGHT_BLUE, ORANGE)  # of the tiers
 SLACK = 1e-9  # share of the memory that rounding may take
 
 
@@ -126,17 +129,17 @@ class FlexEnv(gym.Env[np.ndarray, np.int64]):
     bank, and `comm_ms`, `memory_bytes` and `feasible`, which are 0 before the end; `tiers` are those chosen so far.
     """
 
-    metadata = {"render_modes": ["ansi"], "render_fps": 8}  # noqa: RUF012  # gymnasium's own declaration
+    metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 8}  # noqa: RUF012  # gymnasium's own declaration
 
     def __init__(
         self, tasks: str | Sequence[RowTask] = "4x8", split: str = "train", render_mode: str | None = None
     ) -> None:
         self._bank = (tasks, split) if isinstance(tasks, str) else None
-        self.tasks = tuple(tasks) if self._bank is None else flex_tasks(*self._bank)
+        self.tasks = flex_tasks(tasks, split) if isinstance(tasks, str) else tuple(tasks)
         if not self.tasks or not all(isinstance(task, RowTask) for task in self.tasks):
             raise InvalidTask(f"tasks are a bank's name or at least one RowTask, got {tasks!r:.80}")
-        if render_mode not in (None, "ansi"):
-            raise InvalidTask(f'render_mode is None or "ansi", got {render_mode!r}')
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise UnknownName("render_mode", render_mode, (None, *self.metadata["render_modes"]))
         self.render_mode = render_mode
         self.action_space = spaces.Discrete(len(TIERS))
         self.observation_space = spaces.Box(-np.inf, np.inf, (WIDTH,), np.float32)
@@ -200,9 +203,27 @@ class FlexEnv(gym.Env[np.ndarray, np.int64]):
         """`info["action_mask"]` as bools. The name is sb3-contrib's."""
         return self._mask().astype(bool)
 
-    def render(self) -> str | None:  # type: ignore[override]
-        """The tiers so far: D, F and R."""
+    def render(self) -> str | np.ndarray | None:  # type: ignore[override]
+        """The tiers so far: D, F and R, or a picture (height, width, 3) uint8."""
+        if self.render_mode == "rgb_array":
+            return self._picture()
         return "".join("DFR"[tier] for tier in self._started()) if self.render_mode == "ansi" else None
+
+    def _picture(self) -> np.ndarray:
+        """Stretches from the most frequent rows on, coloured by tier, and the memory below them."""
+        tiers, of, (left, width) = self._started(), self._of, (16, 9)
+        canvas, full = Canvas(2 * left + STRETCHES * width, 144), STRETCHES * width
+        for at in range(STRETCHES):
+            box = (left + at * width, 40, left + (at + 1) * width - 1, 80)
+            canvas.box(box, COLOURS[tiers[at]] if at < len(tiers) else GREY, outline=at >= len(tiers))
+        for name, colour, x in zip(("DP", "Flex", "RW"), COLOURS, (left, left + 60, left + 120), strict=True):
+            canvas.text(name, (x, 20), 16, colour)
+        canvas.text(f"{self._ms() / of.rw_ms:.3f} of the communication of RW", (left + full, 20), 14, align=1.0)
+        share = self._memory() / of.budget if of.budget > 0 else 1.0
+        canvas.box((left, 100, left + round(full * min(share, 1.0)), 120), ORANGE if share > 1 else DARK_BLUE)
+        canvas.box((left, 100, left + full, 120), GREY, outline=True)
+        canvas.text(f"memory {share:.1%}", (left, 132), 14)
+        return canvas.pixels()
 
     def _info(self) -> dict[str, Any]:
         told = {"comm_ms": 0.0, "memory_bytes": 0.0, "feasible": False, "task": self._index}
