@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import data_equivalence
 
-from shard_gym import Plan
+from benchmarks.make.thresholds import threshold
+from shard_gym import Plan, suites
 from shard_gym.envs.env import NoEpisode
 from shard_gym.envs.rewards import NUMBERS
 from shard_gym.envs.vector_env import BadBatch
@@ -99,8 +100,15 @@ def test_values_of_each_environment():
         ours.call("step", 0)
 
 
+def test_thresholds_are_what_cost_greedy_returns():
+    suite = suites.get("dlrm-10x2")
+    assert threshold(suite) == gym.spec(suite.env_id).reward_threshold
+    assert all(gym.spec(suite.env_id).reward_threshold is not None for suite in suites.SUITES.values())
+
+
 def test_specs_tell_what_clients_ask():
     spec = gym.spec("ShardGym-Core-60x4-Flat")
+    assert -0.8 < spec.reward_threshold < -0.7
     assert spec.max_episode_steps == 61 and gym.spec("ShardGym-Mixed-10to59x4-Split").max_episode_steps == 59 * 15 + 1
     env = gym.make("ShardGym-DLRM-10x2", render_mode="rgb_array_list")  # which the entry point's metadata allow
     assert env.unwrapped.render_mode == "rgb_array"
