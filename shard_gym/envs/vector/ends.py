@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from shard_gym.envs.rewards import NUMBERS
 from shard_gym.envs.vector.shelf import Shelf
 from shard_gym.envs.vector.states import Record, States
 from shard_gym.plan.plan import broken_constraints
@@ -197,7 +198,7 @@ def _excess(shelf: Shelf, states: States, envs: np.ndarray, record: Record) -> n
 
 def before_ends(num_envs: int) -> dict[str, np.ndarray]:
     """Numbers that infos tell where no episode is over, (n,)."""
-    return {name: np.full(num_envs, value) for name, value in rewards.NUMBERS.items()}
+    return {name: np.full(num_envs, value) for name, value in NUMBERS.items()}
 
 
 def told_where(told: dict[str, Any], where: np.ndarray) -> dict[str, Any]:
