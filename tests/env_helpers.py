@@ -40,13 +40,13 @@ def tiny_task(**settings):
 
 
 def tiny_env(task=None, **settings):
-    return ShardingEnv(tasks=[task or tiny_task()], **{"simulator": PoolingMs(), **settings})
+    return ShardingEnv(tasks=[task or tiny_task()], **{"simulator": PoolingMs(), "info": "full", **settings})
 
 
 def split_env(task, **settings):
     """An environment whose last action halves the next table."""
     bank = Bank((task,), split_action=True)
-    return ShardingEnv(bank, **{"simulator": PoolingMs(), "reward": "balance", **settings})
+    return ShardingEnv(bank, **{"simulator": PoolingMs(), "reward": "balance", "info": "full", **settings})
 
 
 def play(env, actions, **reset):

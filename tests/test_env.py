@@ -162,7 +162,7 @@ def test_set_observation_by_hand():
     env = ShardingEnv(tasks=[tiny_task(), small], observation="set", simulator=PoolingMs())
     env.reset(options={"task": small})
     shown, *_ = env.step(1)
-    assert shown["device"].tolist() == [-1, 1, -1]
+    assert shown["placement"].tolist() == [-1, 1, -1]
     assert shown["order"].tolist() == [1, 0, -1]
     assert shown["position"].tolist() == [1]
     assert shown["sizes"].tolist() == [0.5, 0.5, 0]

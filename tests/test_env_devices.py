@@ -35,7 +35,7 @@ def test_used_memory_is_a_share_of_the_devices_own():
 
 
 def test_a_slow_device_takes_longer_for_the_same_tables():
-    env = ShardingEnv("hetero-80x8", observation="full", reward="dense")
+    env = ShardingEnv("hetero-80x8", observation="full", reward="dense", info="full")
     first = [play(env, [device] * 80, seed=1)[1][0] for device in (0, 7)]
     assert first[1] < first[0] < 0
     ends = [play(env, [device] * 80, seed=1)[2]["latency"].compute for device in (0, 7)]

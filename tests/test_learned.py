@@ -160,7 +160,7 @@ def test_the_doubt_between_plans_is_what_members_say_of_both_and_the_shared_erro
 
 def test_the_environment_tells_spread_and_distance(ours):
     task = draw_task(2, n=8)
-    env = ShardingEnv([task], simulator=ours)
+    env = ShardingEnv([task], simulator=ours, info="full")
     env.reset(seed=0)
     for _ in range(task.num_tables):
         info = env.step(0)[4]

@@ -245,7 +245,7 @@ def test_configs_make_an_environment():
 
 def test_a_replayed_task_of_ones_own(pool):
     task = make_task(pool, devices=2, memory_gb=1)
-    env = ShardingEnv([task])
+    env = ShardingEnv([task], info="full")
     _, info = play_where_it_fits(env, options={"task": make_task(pool.take(range(7)), devices=2, memory_gb=1)})
     assert (len(info["plan"].device), info["feasible"]) == (7, True)
     assert isinstance(task.tables, TablePool)

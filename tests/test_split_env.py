@@ -225,7 +225,7 @@ def test_what_is_returned_belongs_to_the_caller(observation):
 
 
 def test_a_table_larger_than_every_device_is_placed_in_pieces():
-    split, plain = (gym.make(f"ShardGym-Mixed-20to119x8{end}").unwrapped for end in ("-Split", ""))
+    split, plain = (gym.make(f"ShardGym-Mixed-20to119x8{end}", info="full").unwrapped for end in ("-Split", ""))
     index = next(i for i, t in enumerate(split.bank.tasks) if t.tables.weight_bytes.max() > max(t.memory))
     _, info = play_where_it_fits(split, options={"task": split.bank.tasks[index]})
     assert info["plan"].splits and info["task"] == split.bank.tasks[index].hash

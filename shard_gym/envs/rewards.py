@@ -18,6 +18,10 @@ from shard_gym.plan.violations import broken_constraints
 from shard_gym.simulators import Latency
 from shard_gym.task.task import Task
 
+INFOS = ("numbers", "full")
+# What infos tell of ends, as it is before them.
+NUMBERS: dict[str, Any] = {"makespan": 0.0, "balance": 0.0, "feasible": False, "spread": 0.0, "distance": 0.0}
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -29,22 +33,17 @@ class Outcome:
     balance: float
     excess: float  # 0 if the plan can be used; else how badly it breaks memory and constraints
 
-    def info(self, prepared: Prepared, mask: np.ndarray) -> dict[str, Any]:
-        """The final info of the environment; "spread" and "distance" are the slowest device's, where known."""
-        told = {
-            "action_mask": mask,
-            "plan": self.plan,
-            "latency": self.latency,
-            "makespan": self.makespan,
-            "balance": self.balance,
-            "feasible": self.excess == 0,
-            "task": prepared.task.hash,
-        }
+    def numbers(self, task: Task) -> dict[str, Any]:
+        """NUMBERS of the end; "spread" and "distance" are the slowest device's, 0 where the simulator knows none."""
+        told = NUMBERS | {"makespan": self.makespan, "balance": self.balance, "feasible": self.excess == 0}
         for name in ("spread", "distance"):
-            values = getattr(self.latency, name)
-            if values is not None:
-                told[name] = float(values[self.latency.cost(prepared.task.objective).argmax()])
+            if (values := getattr(self.latency, name)) is not None:
+                told[name] = float(values[self.latency.cost(task.objective).argmax()])
         return told
+
+    def objects(self, task: Task) -> dict[str, Any]:
+        """Plan, latency and the task's hash, which the environment tells too if asked for."""
+        return {"plan": self.plan, "latency": self.latency, "task": task.hash}
 
 
 def outcome(task: Task, plan: Plan, latency: Latency, free: np.ndarray) -> Outcome:

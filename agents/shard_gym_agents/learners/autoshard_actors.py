@@ -237,7 +237,8 @@ class Stage:
     def env(self, simulator: Any) -> ShardingEnv:
         bank = Bank(self.tasks, (self.scaling[0], self.scaling[1]), self.suite)
         shows = "full" if self.shows_costs else "table"
-        return ShardingEnv(bank, observation=shows, reward=self.reward, order=self.order, simulator=simulator)
+        told = {"reward": self.reward, "order": self.order, "simulator": simulator, "info": "full"}
+        return ShardingEnv(bank, observation=shows, **told)
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,7 +27,7 @@ class Rows:
     table: np.ndarray  # (R,) int64 the node's table; at the end the number of tables
     whole: np.ndarray  # (R,) int8, 1 where a table waits when the episode begins, and at the end
     halves: np.ndarray  # (R,) int64 position where the halves of a piece wait; -1: it must not be split
-    # for "full" and "ahead" only:
+    # for "full", "ahead" and "flat" only:
     amounts: np.ndarray  # (R, 4) what a piece counts for in what remains
     alone: np.ndarray  # (R,) single cost, ms
     remaining: np.ndarray  # (R, 5) float32; with split actions its last column only
@@ -49,7 +49,7 @@ class Slots:
     # for rewards that are `scored` only:
     worst: np.ndarray  # ms
     reference: np.ndarray  # ms
-    # for "full" and "ahead" only:
+    # for "full", "ahead" and "flat" only:
     even_share: np.ndarray  # (S, H)
     total_cost: np.ndarray  # ms
     total: np.ndarray  # (S, 4) what remains at the start
