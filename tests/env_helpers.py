@@ -5,6 +5,7 @@ import numpy as np
 from shard_gym.envs.bank import Bank
 from shard_gym.envs.env import ShardingEnv
 from shard_gym.simulators import FastSimulator, Latency
+from shard_gym.simulators.base import GRAIN
 from shard_gym.task.task import Task
 from tests.pool_helpers import fp16_pool
 
@@ -17,7 +18,7 @@ class PoolingMs(FastSimulator):
     id = "pooling-ms"
 
     def embed(self, task):
-        return task.tables.pooling[:, None].astype(np.float64)
+        return np.rint(task.tables.pooling[:, None] * GRAIN) / GRAIN
 
     def decode(self, task, sums):
         ms = sums[..., 0] / np.array(task.speed)
