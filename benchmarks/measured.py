@@ -7,8 +7,7 @@ from pathlib import Path
 
 from benchmarks import RESULTS
 from shard_gym.measuring import chosen
-from shard_gym.measuring.measurements import Measurements
-from shard_gym.measuring.repeats import at_pace_of
+from shard_gym.measuring.measurements import Measurements, at_pace_of
 
 FOLDER = Path(__file__).parents[1] / "measurements"
 # Which files each role may use; tables of the roles differ, so that no fit has seen the test's nor the other's.

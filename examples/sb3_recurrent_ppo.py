@@ -8,6 +8,7 @@ A minute on one core. Returns are minus the makespan over that of the mean rando
 import argparse
 
 import numpy as np
+import torch
 from sb3_contrib import RecurrentPPO
 
 from shard_gym.envs.env import ShardingEnv
@@ -29,6 +30,7 @@ def evaluate(model, suite, episodes):
 
 def main(suite="dlrm-20x4", steps=120_000, num_envs=64, episodes=50):
     """Train, and tell the return on test tasks before and after."""
+    torch.set_num_threads(1)  # networks this small are slower on more
     env = ShardingEnv(suite, reward="dense")
     envs = ShardingVecEnv(env, num_envs)
     envs.seed(0)

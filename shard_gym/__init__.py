@@ -32,7 +32,10 @@ if find_spec("gymnasium"):  # a bare host that only measures has none
         suites.register(_suite)
     for _bank in NAMES:  # rows of sequence tables, see shard_gym.flexshard
         gymnasium.register(
-            f"ShardGym-Flex-{_bank}", entry_point="shard_gym.flexshard.env:make_flex_env", kwargs={"bank": _bank}
+            f"ShardGym-Flex-{_bank}",
+            entry_point="shard_gym.flexshard.env:FlexEnv",
+            max_episode_steps=65,
+            kwargs={"tasks": _bank},
         )
     gymnasium.register(  # tasks drawn from a user's own tables
         "ShardGym-Own",

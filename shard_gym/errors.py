@@ -1,5 +1,7 @@
 """Errors, one class for each thing that can go wrong, so that callers can tell bad input from bad luck."""
 
+from collections.abc import Iterable
+
 
 class ShardGymError(Exception):
     """Base of every error that ShardGym raises on purpose."""
@@ -33,6 +35,10 @@ class SimulatorError(ShardGymError):
     """A simulator cannot answer what it was asked."""
 
 
+class SettingsIgnored(UserWarning):
+    """A simulator answers for settings of its own, not for the task's; told once."""
+
+
 class RankFailed(ShardGymError, RuntimeError):
     """One of several processes that train together failed; the message says which, and why."""
 
@@ -42,10 +48,11 @@ class TimedOut(ShardGymError, TimeoutError):
 
 
 class UnknownName(ShardGymError, KeyError):
-    """A name that is in no registry; the message lists the valid ones."""
+    """A name that is in no registry; the message lists the valid ones, and may say how to have it instead."""
 
-    def __init__(self, kind: str, name: object, valid: object) -> None:
-        super().__init__(f"unknown {kind} {name!r}; choose one of: {', '.join(sorted(map(str, valid)))}")  # type: ignore[call-overload]
+    def __init__(self, kind: str, name: object, valid: Iterable[object], how: str = "") -> None:
+        told = f"unknown {kind} {name!r}; choose one of: {', '.join(sorted(map(str, valid)))}"
+        super().__init__(f"{told}; {how}" if how else told)
 
     def __str__(self) -> str:
         return str(self.args[0])

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from shard_gym import Task, make_pool, simulators
+from shard_gym import Task, simulators
 from shard_gym.tables.pool import GB
+from tests.pool_helpers import fp16_pool as make_pool
 
 # Speed is measured in benchmarks, not in tests. The examples are the same every time, so that a change passes or
 # fails by itself; HYPOTHESIS_PROFILE=search looks for new ones.

@@ -2,11 +2,12 @@
 
 import numpy as np
 
-import shard_gym
 from shard_gym.envs.bank import Bank
 from shard_gym.envs.env import ShardingEnv
 from shard_gym.simulators import FastSimulator, Latency
+from shard_gym.simulators.base import GRAIN
 from shard_gym.task.task import Task
+from tests.pool_helpers import fp16_pool
 
 TABLE_BYTES = 100 * 16 * 2
 
@@ -17,7 +18,7 @@ class PoolingMs(FastSimulator):
     id = "pooling-ms"
 
     def embed(self, task):
-        return task.tables.pooling[:, None].astype(np.float64)
+        return np.rint(task.tables.pooling[:, None] * GRAIN) / GRAIN
 
     def decode(self, task, sums):
         ms = sums[..., 0] / np.array(task.speed)
@@ -35,18 +36,18 @@ class Slow:
 
 def tiny_task(**settings):
     """Tables of 1, 2 and 4 ms; each device has room for two of them."""
-    pool = shard_gym.make_pool(rows=[100, 100, 100], dim=16, pooling=[1, 2, 4])
+    pool = fp16_pool(rows=[100, 100, 100], dim=16, pooling=[1, 2, 4])
     return Task(pool, **{"memory": (2 * TABLE_BYTES,) * 2, **settings})
 
 
 def tiny_env(task=None, **settings):
-    return ShardingEnv(tasks=[task or tiny_task()], **{"simulator": PoolingMs(), **settings})
+    return ShardingEnv(tasks=[task or tiny_task()], **{"simulator": PoolingMs(), "info": "full", **settings})
 
 
 def split_env(task, **settings):
     """An environment whose last action halves the next table."""
     bank = Bank((task,), split_action=True)
-    return ShardingEnv(bank, **{"simulator": PoolingMs(), "reward": "balance", **settings})
+    return ShardingEnv(bank, **{"simulator": PoolingMs(), "reward": "balance", "info": "full", **settings})
 
 
 def play(env, actions, **reset):

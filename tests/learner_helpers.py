@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from shard_gym import Plan, make_pool, simulators
+from shard_gym import Plan, simulators
 from shard_gym.task.suites import Suite
 from shard_gym.task.task import Task
 from shard_gym_agents.learners.learner import packed, unpack
 from tests.env_helpers import PoolingMs
+from tests.pool_helpers import fp16_pool as make_pool
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from itertools import product
 
 import numpy as np
 
-from shard_gym import Task, make_pool, simulators
+from shard_gym import Task, simulators
 from shard_gym.memory.usage import device_bytes
+from tests.pool_helpers import fp16_pool as make_pool
 
 SIMULATOR = simulators.make("roofline:rtx2080ti-x4-v1")
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shard_gym_agents
-from shard_gym import Constraints, Plan, Task, make_pool, simulators, suites
+from shard_gym import Constraints, Plan, Task, simulators, suites
 from shard_gym.errors import InfeasibleTask, InvalidTask, MissingDependency, SimulatorError, UnknownName
 from shard_gym.memory.usage import device_bytes, table_bytes
 from shard_gym.plan import random_plans
@@ -15,6 +15,7 @@ from shard_gym.results.evaluate import TRACKS, Unseen, score
 from shard_gym_agents import make
 from shard_gym_agents.learners import LEARNERS
 from shard_gym_agents.solvers.greedy import COSTS
+from tests.pool_helpers import fp16_pool as make_pool
 
 SIMULATOR = simulators.make("roofline:rtx2080ti-x4-v1")
 FAST = {key: {"budget": 0.02} for key in ("local-search", "beam", "auto", "milp", "reshard")}
@@ -168,6 +169,12 @@ def test_greedy_by_hand():
     """Costs 8, 7, 6, 5, 4 on two devices: 8 | 7, 8 | 13, 13 | 13, 17 | 13 by least loaded."""
     task = Task(make_pool(rows=10, dim=[8, 7, 6, 5, 4]), memory=(10**6,) * 2)
     assert make("dim-greedy")(task, SIMULATOR).device == (0, 1, 1, 0, 0)
+
+
+def test_of_equals_the_larger_table_and_the_emptier_device_come_first():
+    """Equal columns, rows 40, 30, 20, 10: 40 | 30, then 40 | 50 where less is, then 50 | 50. By size it is the same."""
+    task = Task(make_pool(rows=[10, 30, 20, 40], dim=4), memory=(10**6,) * 2)
+    assert make("dim-greedy")(task, SIMULATOR).device == (0, 1, 1, 0) == make("size-greedy")(task, SIMULATOR).device
 
 
 def test_greedy_passes_over_a_full_device():

@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard_gym import Constraints, Task, make_pool, simulators, suites
+from shard_gym import Constraints, Task, simulators, suites
 from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.memory.usage import device_bytes
 from shard_gym.results.evaluate import score
 from shard_gym_agents import AGENTS, make
+from tests.pool_helpers import fp16_pool as make_pool
 from tests.search_helpers import SIMULATOR, best_by_force, draw_task
 
 GREEDIES = [name for name in AGENTS if name.endswith("-greedy")]

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shard_gym import Plan, make_pool, simulators, suites
+from shard_gym import Plan, simulators, suites
 from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.memory.usage import table_bytes
 from shard_gym.plan.nodes import MOST_HALVINGS
 from shard_gym.results import evaluate
 from shard_gym.results.evaluate import score
 from shard_gym_agents import make
+from tests.pool_helpers import fp16_pool as make_pool
 from tests.search_helpers import SIMULATOR, best_by_force, draw_task
 
 SEEDS = st.integers(0, 10**6)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard_gym import Constraints, Plan, Task, make_pool, simulators, suites
-from shard_gym.bounds.bounds import certificate, least_filled, lower_bound, must_hold, shared_out
+from shard_gym import Constraints, Plan, Task, simulators, suites
+from shard_gym.bounds import certificate, least_filled, lower_bound, must_hold, shared_out
 from shard_gym.bounds.shares import Share, least_between, least_of, pieces_of, shares_of
 from shard_gym.errors import InfeasibleTask, SimulatorError
 from shard_gym.memory.usage import device_bytes, table_bytes
@@ -19,6 +19,7 @@ from shard_gym.tables.metasyn import load_metasyn
 from shard_gym.task.links import Links
 from shard_gym_agents import make
 from tests.env_helpers import PoolingMs
+from tests.pool_helpers import fp16_pool as make_pool
 
 ROOFLINE = simulators.make("roofline:rtx2080ti-x4-v1")
 PLANNER, JUDGE = simulators.make("learned:cpu-v1"), simulators.make("learned:cpu-judge-v1")

@@ -13,9 +13,10 @@ from shard_gym.memory.storage import storage
 from shard_gym.memory.usage import device_bytes, table_bytes
 from shard_gym.simulators import make as simulator
 from shard_gym.tables.configs import Lookup
-from shard_gym.tables.pool import EXACT, make_pool
+from shard_gym.tables.pool import EXACT
 from shard_gym.task.task import Task
 from shard_gym.torchrec.modules import task_of_module
+from tests.pool_helpers import fp16_pool as make_pool
 from tests.storage_helpers import collection, constraint, enumerated, of_whole
 
 # TorchRec and FBGEMM tell those who write them what is deprecated

@@ -18,7 +18,7 @@ from tests.env_helpers import play_where_it_fits
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SMALL = ["DLRM-10x2", "Mixed-10to59x4-Split"]  # the shortest, and one with splits and tasks of different length
-OBSERVATIONS = ["table", "full", "ahead", "set"]
+OBSERVATIONS = ["table", "full", "ahead", "flat", "set"]
 
 
 def example(name):
@@ -43,7 +43,7 @@ def test_flattened_observations_hold_the_same_numbers(name, observation):
         seen, *_, info = flat.step(action)
     inside = env.unwrapped
     shown = inside._observe(inside._state, inside.most_nodes)
-    parts = [shown] if observation == "table" else [shown[key] for key in env.observation_space]
+    parts = [shown] if isinstance(shown, np.ndarray) else [shown[key] for key in env.observation_space]
     assert np.array_equal(seen, np.concatenate([np.ravel(part) for part in parts]))
 
 
@@ -63,7 +63,7 @@ def test_flattened_environments_together_are_those_alone(name, observation):
 @pytest.mark.parametrize("observation", OBSERVATIONS)
 @pytest.mark.parametrize("reward", ["latency", "dense"])
 def test_episode_statistics(observation, reward):
-    env = RecordEpisodeStatistics(gym.make("ShardGym-DLRM-10x2", observation=observation, reward=reward))
+    env = RecordEpisodeStatistics(gym.make("ShardGym-DLRM-10x2", observation=observation, reward=reward, info="full"))
     _, info = play_where_it_fits(env, seed=0)
     reference = suites.get("dlrm-10x2").random_makespans("train")
     played = [task.hash for task in env.unwrapped.bank.tasks].index(info["task"])
@@ -91,13 +91,13 @@ def test_episode_statistics_of_many(mode):
 def test_a_task_is_replayed_through_wrappers(name):
     env_id = f"ShardGym-{name}"
     task = suites.get(env_id).tasks("test")[1]
-    env = RecordEpisodeStatistics(FlattenObservation(gym.make(env_id, observation="full")))
+    env = RecordEpisodeStatistics(FlattenObservation(gym.make(env_id, observation="full", info="full")))
     assert play_where_it_fits(env, options={"task": task})[1]["task"] == task.hash
 
 
 def test_cleanrl_ppo_as_a_command():
     pytest.importorskip("torch")
-    settings = "--env-id ShardGym-DLRM-10x2 --num-envs 4 --num-steps 20 --total-steps 240 --hidden 8"
+    settings = "--env-id ShardGym-DLRM-10x2-Flat --num-envs 4 --num-steps 20 --total-steps 240 --hidden 8"
     command = [sys.executable, EXAMPLES / "cleanrl_ppo.py", *settings.split()]
     baselines, *updates = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert baselines.split()[::2] == ["random", "cost-greedy"]
@@ -105,7 +105,7 @@ def test_cleanrl_ppo_as_a_command():
     assert random == pytest.approx(-1, abs=0.05) and greedy > random + 0.1
     assert [int(line.split()[1]) for line in updates] == [80, 160, 240]
     ppo = example("cleanrl_ppo")
-    again = ppo.main(ppo.Args("ShardGym-DLRM-10x2", num_envs=4, num_steps=20, total_steps=240, hidden=8))
+    again = ppo.main(ppo.Args("ShardGym-DLRM-10x2-Flat", num_envs=4, num_steps=20, total_steps=240, hidden=8))
     assert [line.split()[3] for line in updates] == [f"{value:.3f}" for value in again]  # it is seeded
 
 
@@ -113,7 +113,7 @@ def test_cleanrl_ppo_as_a_command():
 def test_cleanrl_ppo_learns():
     pytest.importorskip("torch")
     ppo = example("cleanrl_ppo")
-    curve = ppo.main(ppo.Args(env_id="ShardGym-DLRM-50x4", num_steps=50, total_steps=100_000))
+    curve = ppo.main(ppo.Args(env_id="ShardGym-DLRM-50x4-Flat", num_steps=50, total_steps=100_000))
     assert curve[0] < -0.95
     assert curve[-1] > -0.8
 
@@ -124,7 +124,13 @@ def test_sb3_recurrent_ppo_runs():
     assert all(np.isfinite((before, after))) and max(before, after) < 0
 
 
+def test_sb3_ppo_runs():
+    pytest.importorskip("stable_baselines3")
+    before, after = example("sb3_ppo").main("ShardGym-DLRM-10x2-Flat", steps=80, num_envs=2, episodes=2)
+    assert all(np.isfinite((before, after))) and max(before, after) < 0
+
+
 def test_rllib_ppo_runs():
     pytest.importorskip("ray.rllib")
-    returns = example("rllib_ppo").main("ShardGym-DLRM-10x2", steps=400)
+    returns = example("rllib_ppo").main("ShardGym-DLRM-10x2-Flat", steps=400)
     assert len(returns) == 1 and -5 < returns[0] < 0

@@ -7,7 +7,7 @@ import torch
 
 from shard_gym.errors import CorruptFile, InvalidPool, UnknownName
 from shard_gym.measuring import predictors
-from shard_gym.measuring.fit import OurNet, PublishedNet, Settings, fit, main
+from shard_gym.measuring.fit import Fitting, OurNet, PublishedNet, fit, main
 from shard_gym.measuring.measurements import Measurements
 from shard_gym.simulators import features
 from shard_gym.simulators.learned import Learned
@@ -16,7 +16,7 @@ from shard_gym.tables.pool import make_pool
 from shard_gym.tables.traces import trace
 from tests.cost_model_helpers import BATCH, made_up
 
-QUICK = Settings(epochs=3)
+QUICK = Fitting(epochs=3)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_a_fit_learns_and_beats_the_published_net():
     train, unseen = made_up(1200), made_up(300, seed=1, pool="metasyn_1_856")
     shards, mape = predictors.shards_of(unseen), {}
     for architecture, epochs in (("ours", 40), ("autoshard", 40)):
-        weights = fit(train, architecture, settings=Settings(epochs=epochs))
+        weights = fit(train, architecture, settings=Fitting(epochs=epochs))
         network = make_network(weights)
         predicted = network.decode(shards.sums(on_grid(network.embed(shards.tables, BATCH))))[:2].sum(axis=0)
         mape[architecture] = predictors.errors(predicted, unseen.total_ms)["mape"]

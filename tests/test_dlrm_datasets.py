@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from shard_gym.errors import CorruptFile, InvalidPool, MissingDependency
 from shard_gym.tables.dlrm_datasets import ROWS_MAX, _Lookups, read_pool, read_traces
-from shard_gym.tables.pool import NUM_BINS, make_pool
+from shard_gym.tables.pool import NUM_BINS
 from shard_gym.tables.traces import trace
+from tests.pool_helpers import fp16_pool as make_pool
 
 torch = pytest.importorskip("torch")
 

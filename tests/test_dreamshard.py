@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard_gym import Task, make_pool, simulators, suites
+from shard_gym import Task, simulators, suites
 from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidTask, UnknownName
 from shard_gym.memory.usage import device_bytes
 from shard_gym.results.evaluate import run, score
 from tests.env_helpers import PoolingMs
+from tests.pool_helpers import fp16_pool as make_pool
 
 torch = pytest.importorskip("torch")
 from shard_gym_agents.learners import rollouts  # noqa: E402

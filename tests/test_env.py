@@ -6,7 +6,6 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import FlattenObservation
 
-import shard_gym
 from shard_gym import suites
 from shard_gym.envs.bank import Bank
 from shard_gym.envs.env import ShardingEnv
@@ -16,6 +15,7 @@ from shard_gym.errors import InvalidTask
 from shard_gym.plan.plan import Plan
 from shard_gym.task.task import Constraints, Task
 from tests.env_helpers import TABLE_BYTES, PoolingMs, play, play_where_it_fits, tiny_env, tiny_task
+from tests.pool_helpers import fp16_pool
 
 # the checkers would rather have bounds, which standardised features do not have, and flat arrays
 unbounded_features = pytest.mark.filterwarnings("ignore:.*(Box observation space|unconventional shape)")
@@ -84,7 +84,7 @@ def test_a_constraint_that_is_kept_changes_no_reward():
 
 
 def test_orders():
-    pool = shard_gym.make_pool(rows=[100, 300, 200, 300], dim=16, pooling=[2, 1, 4, 4])
+    pool = fp16_pool(rows=[100, 300, 200, 300], dim=16, pooling=[2, 1, 4, 4])
     task = Task(pool, memory=(10**6,) * 2)
     tables = {name: tiny_env(task, order=name) for name in ("cost", "size", "given", "random")}
     order = {name: play(env, [0, 0, 0, 0], seed=1)[0] for name, env in tables.items()}
@@ -162,7 +162,7 @@ def test_set_observation_by_hand():
     env = ShardingEnv(tasks=[tiny_task(), small], observation="set", simulator=PoolingMs())
     env.reset(options={"task": small})
     shown, *_ = env.step(1)
-    assert shown["device"].tolist() == [-1, 1, -1]
+    assert shown["placement"].tolist() == [-1, 1, -1]
     assert shown["order"].tolist() == [1, 0, -1]
     assert shown["position"].tolist() == [1]
     assert shown["sizes"].tolist() == [0.5, 0.5, 0]

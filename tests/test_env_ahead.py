@@ -25,7 +25,7 @@ def cheapest(shown):
 
 @pytest.mark.parametrize("key", ["metasyn-80x8", "core-60x4", "hetero-80x8", "mixed-10to59x4"])
 def test_the_cheapest_device_is_cost_greedys(key):
-    env = ShardingEnv(key, split="test", observation="ahead", order="cost")
+    env = ShardingEnv(key, split="test", observation="ahead", order="cost", info="full")
     for task in env.bank.tasks[:2]:
         (shown, _), over = env.reset(options={"task": task}), False
         while not over:
@@ -34,7 +34,7 @@ def test_the_cheapest_device_is_cost_greedys(key):
 
 
 def test_many_environments_at_once_play_cost_greedy():
-    env = ShardingVectorEnv(ShardingEnv("core-80x8", split="test", observation="ahead", order="cost"), 5)
+    env = ShardingVectorEnv(ShardingEnv("core-80x8", split="test", observation="ahead", order="cost", info="full"), 5)
     shown, _ = env.reset(seed=0)
     for _ in range(80):
         shown, _, over, _, infos = env.step(cheapest(shown))

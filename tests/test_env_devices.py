@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from shard_gym import make_pool, simulators, suites
+from shard_gym import simulators, suites
 from shard_gym.envs.env import ShardingEnv
 from shard_gym.task.links import Links
 from shard_gym.task.task import Task
 from tests.env_helpers import TABLE_BYTES, play, split_env, tiny_env, tiny_task
+from tests.pool_helpers import fp16_pool as make_pool
 
 
 @pytest.mark.parametrize("observation", ["full", "set"])
@@ -34,7 +35,7 @@ def test_used_memory_is_a_share_of_the_devices_own():
 
 
 def test_a_slow_device_takes_longer_for_the_same_tables():
-    env = ShardingEnv("hetero-80x8", observation="full", reward="dense")
+    env = ShardingEnv("hetero-80x8", observation="full", reward="dense", info="full")
     first = [play(env, [device] * 80, seed=1)[1][0] for device in (0, 7)]
     assert first[1] < first[0] < 0
     ends = [play(env, [device] * 80, seed=1)[2]["latency"].compute for device in (0, 7)]

@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from shard_gym import Task, make_pool
+from shard_gym import Task
 from shard_gym.envs.bank import Bank
 from shard_gym.envs.env import BadAction, NoEpisode, ShardingEnv
 from shard_gym.envs.observations import OBSERVATIONS
@@ -12,6 +12,7 @@ from shard_gym.envs.rewards import REWARDS
 from shard_gym.errors import InvalidPool, InvalidTask, ShardGymError, SimulatorError, UnknownName
 from shard_gym.simulators import FastSimulator, Latency
 from tests.env_helpers import TABLE_BYTES, PoolingMs, play, split_env, tiny_env, tiny_task
+from tests.pool_helpers import fp16_pool as make_pool
 
 
 class Broken(FastSimulator):
@@ -77,7 +78,7 @@ def test_a_task_without_tables_or_devices():
 def test_one_device_is_an_environment_too(observation, reward):
     task = tiny_task(memory=(3 * TABLE_BYTES,), splits_allowed=True, objective="iteration")
     settings = {"observation": observation, "reward": reward}
-    env = ShardingEnv([task], **settings)
+    env = ShardingEnv([task], **settings, info="full")
     assert env.action_space == gym.spaces.Discrete(1)
     seen, rewards, info = play(env, [0, 0, 0])
     assert (info["feasible"], info["balance"]) == (True, 1.0)
@@ -137,7 +138,7 @@ def test_costs_that_are_not_numbers_are_told():
 @pytest.mark.parametrize(
     ("setting", "valid"),
     [
-        ("observation", "ahead, full, set, table"),
+        ("observation", "ahead, flat, full, set, table"),
         ("reward", "balance, dense, latency"),
         ("order", "cost, given, random, size"),
         ("split", "test, train, val"),

@@ -80,7 +80,7 @@ def plans(task, seed, count=12):
 @lenient
 @given(task=tasks(), seed=seeds)
 def test_every_infeasible_end_scores_below_every_feasible_one(simulator, reward, task, seed):
-    env = ShardingEnv(tasks=[task], reward=reward, simulator=simulator)
+    env = ShardingEnv(tasks=[task], reward=reward, simulator=simulator, info="full")
     ends = [play(env, actions) for actions in plans(task, seed)]
     feasible = [sum(rewards) for rewards, info in ends if info["feasible"]]
     infeasible = [sum(rewards) for rewards, info in ends if not info["feasible"]]
@@ -112,7 +112,7 @@ def test_dense_rewards_sum_to_latency(task, seed):
 @lenient
 @given(task=tasks(), seed=seeds)
 def test_the_end_is_what_the_simulator_says_of_the_plan(task, seed):
-    env = ShardingEnv(tasks=[task])
+    env = ShardingEnv(tasks=[task], info="full")
     for actions in plans(task, seed, count=4):
         _, info = play(env, actions)
         told = ROOFLINE.latency(task, np.array(info["plan"].device))
@@ -154,8 +154,8 @@ def test_relabelling_devices_permutes_everything(task, seed):
         accounting=task.accounting,
         optimizer=task.optimizer,
     )
-    before = ShardingEnv(tasks=[task], order="given", observation="full", reward="dense")
-    after = ShardingEnv(tasks=[relabelled], order="given", observation="full", reward="dense")
+    before = ShardingEnv(tasks=[task], order="given", observation="full", reward="dense", info="full")
+    after = ShardingEnv(tasks=[relabelled], order="given", observation="full", reward="dense", info="full")
     before.reset()
     after.reset()
     for action in actions:

@@ -17,7 +17,7 @@ from tests.env_helpers import PoolingMs, Slow, play, play_where_it_fits, tiny_en
 
 
 def test_episodes_follow_the_hash():
-    env = ShardingEnv("dlrm-20x4", reward="balance")
+    env = ShardingEnv("dlrm-20x4", reward="balance", info="full")
     actions = [0] * 20
     played = [play(env, actions, seed=7 if k == 0 else None)[2]["task"] for k in range(6)]
     n = len(env.bank.tasks)
@@ -26,7 +26,7 @@ def test_episodes_follow_the_hash():
 
 
 def test_a_replayed_task_takes_no_number():
-    env = ShardingEnv("dlrm-20x4", reward="balance")
+    env = ShardingEnv("dlrm-20x4", reward="balance", info="full")
     task, n = env.bank.tasks[3], len(env.bank.tasks)
     assert play(env, [0] * 20, seed=7, options={"task": task})[2]["task"] == task.hash
     assert play(env, [0] * 20)[2]["task"] == env.bank.tasks[task_index(7, 0, n)].hash
@@ -44,7 +44,7 @@ def test_a_replayed_task_of_the_suite_keeps_its_reference():
 def test_an_environment_never_seeded_draws_a_seed():
     drawn = set()
     for _ in range(4):
-        env = ShardingEnv("dlrm-20x4", reward="balance")
+        env = ShardingEnv("dlrm-20x4", reward="balance", info="full")
         drawn.add(tuple(play(env, [0] * 20)[2]["task"] for _ in range(4)))
     assert len(drawn) > 1
 
@@ -52,7 +52,8 @@ def test_an_environment_never_seeded_draws_a_seed():
 TRAJECTORY = """
 import hashlib, numpy as np
 from shard_gym.envs.env import ShardingEnv
-env, digest = ShardingEnv("core-60x4", observation="full", reward="dense", order={order!r}), hashlib.sha256()
+env = ShardingEnv("core-60x4", observation="full", reward="dense", order={order!r}, info="full")
+digest = hashlib.sha256()
 actions = np.random.default_rng(0).integers(4, size=120)
 shown, _ = env.reset(seed=11)
 for action in actions:
@@ -85,16 +86,16 @@ def test_a_simulator_that_is_not_fast_gives_the_same(observation, reward):
     assert fast[2]["plan"] == slow[2]["plan"]
 
 
-@pytest.mark.parametrize("observation", ["full", "ahead"])
+@pytest.mark.parametrize("observation", ["full", "ahead", "flat"])
 def test_embeddings_need_a_fast_simulator(observation):
-    with pytest.raises(ShardGymError, match=f'"{observation}" shows embeddings, slow has none: use "table"'):
+    with pytest.raises(ShardGymError, match=f'"{observation}" needs embeddings, slow has none: use "table"'):
         tiny_env(simulator=Slow(), observation=observation)
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"observation": "pixels"}, "unknown observation 'pixels'; choose one of: ahead, full, set, table"),
+        ({"observation": "pixels"}, "unknown observation 'pixels'; choose one of: ahead, flat, full, set, table"),
         ({"reward": "money"}, "unknown reward 'money'; choose one of: balance, dense, latency"),
         ({"order": "alphabet"}, "unknown order 'alphabet'; choose one of: cost, given, random, size"),
         ({"split": "holdout"}, "unknown split 'holdout'; choose one of: test, train, val"),
@@ -175,7 +176,7 @@ def test_objective_of_own_tasks_decides_the_reward():
 
 def test_a_maskable_learner_never_breaks_the_mask():
     sb3_contrib = pytest.importorskip("sb3_contrib")
-    env = gym.make("ShardGym-Tight-80x8", reward="balance", observation="full")
+    env = gym.make("ShardGym-Tight-80x8", reward="balance", observation="full", info="full")
     model = sb3_contrib.MaskablePPO(
         "MultiInputPolicy", env, n_steps=80, batch_size=80, n_epochs=1, seed=0, device="cpu"
     )

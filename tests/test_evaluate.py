@@ -10,11 +10,11 @@ from shard_gym import simulators, suites
 from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidPlan, SimulatorError, UnknownName
 from shard_gym.plan.plan import Plan
 from shard_gym.records import ledger
+from shard_gym.results import Result, read_results, write_results
 from shard_gym.results.evaluate import Score, evaluate, judged, replay, run, score, template
-from shard_gym.results.results import Result, read_results, write_results
 from shard_gym.simulators import FastSimulator, Latency
-from shard_gym.tables.pool import make_pool
 from shard_gym.task.task import Constraints, Task
+from tests.pool_helpers import fp16_pool as make_pool
 
 
 class Unit(FastSimulator):
@@ -59,11 +59,11 @@ def task_of(n=3, devices=2, **settings):
 TASK = task_of()
 
 
-def test_a_plan_is_split_once_at_most(monkeypatch):
-    splits, split = [], Task.split
-    monkeypatch.setattr(Task, "split", lambda task, at: splits.append(at) or split(task, at))
+def test_a_plan_is_checked_and_split_once(monkeypatch):
+    splits, pieces = [], Task.pieces
+    monkeypatch.setattr(Task, "pieces", lambda task, at: splits.append(at) or pieces(task, at))
     assert score(task_of(splits_allowed=True), Plan((0, 0, 1, 1), splits=(2,)), Unit()).feasible
-    assert len(splits) <= 1
+    assert splits == [(2,)]
 
 
 def test_the_slowest_device_sets_the_pace():

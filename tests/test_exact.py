@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard_gym import Constraints, Plan, Task, make_pool, simulators, suites
+from shard_gym import Constraints, Plan, Task, simulators, suites
 from shard_gym.errors import InfeasibleTask, InvalidTask, MissingDependency, UnknownName
 from shard_gym.memory.usage import device_bytes, table_bytes
 from shard_gym.plan.feasibility import disproof, quick
@@ -20,6 +20,7 @@ from shard_gym.task.links import Links
 from shard_gym_agents import make
 from shard_gym_agents.search.exact import Milp, Program, alike_devices, decide
 from tests.env_helpers import PoolingMs
+from tests.pool_helpers import fp16_pool as make_pool
 from tests.test_bounds import WIRES, drawn_task
 
 pytest.importorskip("highspy")

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shard_gym import Constraints, Plan, Task, make_pool, simulators, suites
+from shard_gym import Constraints, Plan, Task, simulators, suites
 from shard_gym.memory.usage import device_bytes, table_bytes
 from shard_gym.plan.nodes import Nodes
 from shard_gym.plan.violations import violations
 from shard_gym.results.evaluate import score
 from shard_gym_agents.search.exact import Milp, decide
 from shard_gym_agents.search.milp import Model, OutOfTime
+from tests.pool_helpers import fp16_pool as make_pool
 from tests.test_bounds import WIRES
 from tests.test_exact import sizes
 

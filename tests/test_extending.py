@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shard_gym import Constraints, Task, make_pool, simulators, suites
-from shard_gym.bounds.bounds import lower_bound
+from shard_gym.bounds import lower_bound
 from shard_gym.envs.env import ShardingEnv
 from shard_gym.errors import InvalidTask, UnknownName
 from shard_gym.plan.violations import violations
@@ -98,7 +98,8 @@ def suite(plugin, simulator, tmp_path):
     suites.register(made := plugin.suite(tmp_path))
     yield made
     suites.SUITES.pop(made.key)
-    gymnasium.registry.pop(made.env_id)
+    for env_id in (made.env_id, f"{made.env_id}-Flat"):
+        gymnasium.registry.pop(env_id)
 
 
 def four_tables(**settings) -> Task:
@@ -145,7 +146,7 @@ def test_a_greedy_cost_is_a_function_of_tables(plugin, simulator, monkeypatch):
 
 @pytest.mark.parametrize(("devices", "worth"), [((1, 0, 0, 1), 1.0), ((0, 0, 0, 1), 1.0), ((0, 0, 0, 0), 0.0)])
 def test_a_reward_is_a_wrapper(plugin, simulator, devices, worth):
-    env = plugin.HalvesOnly(ShardingEnv([four_tables()], simulator=simulator, order="given"))
+    env = plugin.HalvesOnly(ShardingEnv([four_tables()], simulator=simulator, order="given", info="full"))
     env.reset(seed=0)
     assert [env.step(device)[1] for device in devices] == [0, 0, 0, worth]
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from benchmarks.fits import Fits, fits
+from benchmarks.fidelity import Fits, fits
 
-from benchmarks import RESULTS, batches, decisions, fidelity, pace
+from benchmarks import RESULTS, decisions, fidelity, pace
 from benchmarks.measured import Hardware
 from shard_gym import simulators, suites
 from shard_gym.errors import ShardGymError
+from shard_gym.measuring.measurements import MIN_SHARED, merged
 from shard_gym.measuring.predictors import Predicted, Row, baselines, by_simulator, by_size, row, shards_of
-from shard_gym.measuring.repeats import MIN_SHARED, merged
 from tests.cost_model_helpers import made_up
 
 
@@ -103,7 +103,7 @@ def test_some_shards_of_a_campaign_are_measured_again(data):
 
 def test_growth_with_the_batch_by_hand(data):
     small, large = data[0], replace(data[0], forward_ms=1.5 * data[0].forward_ms, backward_ms=1.5 * data[0].backward_ms)
-    (found,) = batches.growth({1024: small, 2048: large})
+    (found,) = fidelity.growth({1024: small, 2048: large})
     assert (found["batch"], found["of"], found["shards"]) == (2048, 1024, 80)
     assert found["ratio"] == pytest.approx(1.5) and found["spearman"] == pytest.approx(1)
-    assert "| 2,048 against 1,024 | 80 | 1.50 (1.50 .. 1.50) | 1.0000 |" in batches.section([found])
+    assert "| 2,048 against 1,024 | 80 | 1.50 (1.50 .. 1.50) | 1.0000 |" in fidelity.batch_section([found])

@@ -1,5 +1,7 @@
 """The environment of tiers: checkers, rewards by hand, and the known optimum beside it."""
 
+import pickle
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import shard_gym  # noqa: F401  # registers the ids
+from shard_gym.envs.drawing import DARK_BLUE
 from shard_gym.envs.env import BadAction
 from shard_gym.errors import InvalidTask, UnknownName
 from shard_gym.flexshard import NAMES
@@ -74,8 +77,9 @@ def test_side_by_side_environments_are_those_that_run_alone():
 
 def test_all_rw_fits_by_the_mask_whatever_rounding_says():
     for task in flex_tasks("4x8", "val"):
-        _, info = play(FlexEnv([task]), lambda mask: int(np.flatnonzero(mask)[-1]), seed=0)
-        assert info["feasible"] and set(info["tiers"]) == {2}
+        env = FlexEnv([task])
+        _, info = play(env, lambda mask: int(np.flatnonzero(mask)[-1]), seed=0)
+        assert info["feasible"] and set(env.tiers) == {2}
 
 
 def test_uniform_tiers_cost_what_the_task_says():
@@ -145,6 +149,10 @@ def test_bad_input_is_refused():
     with pytest.raises(InvalidTask, match="no sample"):
         FlexEnv([RowTask((SequenceTable("t", from_rows(np.zeros(9)), 1),), small().network, 10)])
     env = FlexEnv("RM")
+    with pytest.raises(UnknownName, match="unknown reset option 'tasks'; choose one of: task"):
+        env.reset(options={"tasks": 1})
+    with pytest.raises(InvalidTask, match="reset options are a dict"):
+        env.reset(options=1)
     for index in (4, "first"):
         with pytest.raises(InvalidTask, match="4 tasks"):
             env.reset(options={"task": index})
@@ -160,3 +168,36 @@ def test_bad_input_is_refused():
         env.step(2)
     with pytest.raises(Exception, match="over"):
         env.step(2)
+
+
+def test_pickles_are_small_and_go_on_where_they_were():
+    env = FlexEnv("4x8")
+    env.reset(seed=3), env.step(2)
+    packed = pickle.dumps(env)
+    again = pickle.loads(packed)
+    assert len(packed) < 2**20 and again.tiers == (2,)
+    assert all(np.array_equal(a, b) for a, b in zip(env.step(1), again.step(1), strict=True) if not isinstance(a, dict))
+
+
+@pytest.mark.parametrize("key", IDS)
+def test_every_step_tells_the_same_numbers(key):
+    env = gym.make(key)
+    assert env.spec.max_episode_steps == STRETCHES + 1
+    infos = [env.reset(seed=0)[1]]
+    infos += [env.step(2)[4] for _ in range(STRETCHES)]
+    assert all(info.keys() == infos[0].keys() for info in infos)
+    assert not any(info["comm_ms"] for info in infos[:-1]) and infos[-1]["comm_ms"] > 0
+    assert {type(value) for info in infos for value in info.values()} == {np.ndarray, float, bool, int}
+
+
+def test_pictures_show_what_was_chosen():
+    pytest.importorskip("pygame")
+    env = gym.make(IDS[0], render_mode="rgb_array")
+    env.reset(seed=0)
+    before = env.render()
+    env.step(0)
+    after = env.render()
+    assert before.shape == (144, 608, 3) and before.dtype == np.uint8 and (env.render() == after).all()
+    assert (
+        (before[60, 20] == 255).all() and (after[60, 20] == DARK_BLUE).all() and (after[60, 29] == before[60, 29]).all()
+    )

@@ -9,9 +9,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from benchmarks.headroom import Attempt, Tries, check_rows, try_on
 from benchmarks.headroom_cards import (
     CERTAIN,
     NEAR,
+    Tried,
     gaps,
     load_cards,
     make_card,
@@ -20,13 +22,12 @@ from benchmarks.headroom_cards import (
     save_check,
     tier_of,
 )
-from benchmarks.headroom_runs import Attempt, Tried, Tries, check_rows, try_on
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import headroom, headroom_cards
 from shard_gym import simulators
-from shard_gym.bounds.bounds import Bound, certificate
+from shard_gym.bounds import Bound, certificate
 from shard_gym.errors import CorruptFile
 from shard_gym.plan.plan import Plan
 from shard_gym.simulators import Latency

@@ -46,7 +46,7 @@ def one_table(kind, residence="hbm", share=None, **changes):
     uses[0, 0], uses[0, 2] = 0.5, 0.5
     accesses[0, 0], accesses[0, 2] = 0.2, 0.8
     histogram = {"reference_batch": 8, "distinct": [4], "uses": uses, "accesses": accesses}
-    tables = make_pool(rows=8, dim=16, pooling=10 / 8, **histogram)
+    tables = make_pool(rows=8, dim=16, pooling=10 / 8, dtype="fp16", **histogram)
     task = Task(tables, (GB,) * 4, "iteration", 8, kinds=KINDS, residences=RESIDENCES, host_memory=GB, links=HOSTS)
     task = replace(task, **changes)
     devices = {"tw": (1,), "cw": (1, 2), "twrw": (2, 3), "grid": (2, 3, 0, 1)}.get(kind, (0, 1, 2, 3))
@@ -278,7 +278,7 @@ def test_a_fit_says_what_was_not_measured():
 
 def test_what_is_not_known_is_refused():
     roofline = simulators.make(FAST[0])
-    tables, links = make_pool(rows=[100, 100], dim=16), Links(port=1e8)
+    tables, links = make_pool(rows=[100, 100], dim=16, dtype="fp16"), Links(port=1e8)
     mixed = Task(tables, (GB,) * 2, "iteration", links=links, kinds=("tw", "rw"))
     by_rows = Plan((0, 1), (), ("rw", "tw"), ((0, 1), (1,)))
     narrow = replace(mixed, kinds=())
@@ -299,3 +299,21 @@ def test_what_is_not_known_is_refused():
     path = replace(narrow, objective="torchrec-critical-path")
     with pytest.raises(SimulatorError, match="torchrec:cuda-v1"):
         score(path, Plan((0, 1)), roofline)
+
+
+def test_the_critical_path_waits_after_each_kind():
+    """Two tables of one kind on two devices share a wait; of two kinds, each adds its own."""
+    judge = simulators.make("torchrec:cuda-v1")
+    tables = make_pool(rows=100, dim=[64, 64], pooling=2, dtype="fp32")
+    task = Task(tables, (GB,) * 2, "torchrec-critical-path", 2_000, kinds=("tw", "cw"))
+    apart, cut = Plan((0, 1)), Plan((0, 0), (), ("tw", "cw"), ((0,), (0, 1)))
+    sent = 2_000 * 64 * 4 / (600 * 2**30 / 1e3)  # ms of an all-to-all of one table
+    alike, mixed = plan_latency(judge, task, apart), plan_latency(judge, task, cut)
+    assert alike.forward_comm == pytest.approx([sent] * 2, rel=1e-4)
+    assert mixed.forward_comm == pytest.approx([sent + sent / 2] * 2, rel=1e-4)
+    assert (alike.backward_comm == alike.forward_comm).all()
+    assert alike.backward_compute == pytest.approx(2 * alike.forward_compute)
+    path = alike.forward_compute.max() + alike.backward_compute.max() + 2 * sent
+    assert alike.makespan(task.objective) == pytest.approx(path, rel=1e-4)
+    rated = plan_latency(judge, replace(task, objective="iteration"), apart).makespan("iteration")
+    assert rated == pytest.approx(path, rel=1e-4)  # alike and apart: nobody waits

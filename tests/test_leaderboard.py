@@ -14,8 +14,8 @@ import pytest
 from benchmarks import leaderboard
 from shard_gym.records import progress
 from shard_gym.records.commands import seconds
+from shard_gym.results import read_results
 from shard_gym.results.evaluate import replay
-from shard_gym.results.results import read_results
 from shard_gym_agents.leaderboard import command as command_module
 from shard_gym_agents.learners import trained
 
@@ -24,7 +24,7 @@ JSON_KEYS = "suite agent track planner judge seeds feasible latency_ms gap speed
 
 
 def test_progress_tells_rate_and_time_left():
-    bar = progress.Progress(total=40, stream=sys.stderr)
+    bar = progress.ProgressBar(total=40, stream=sys.stderr)
     bar.done, bar.fresh = 20, 10  # ten were taken over from a run that broke off
     assert bar.text("me", seconds=5.0).endswith("20/40 runs, 2.0/s, 0:10 left  me")
     assert progress.clock(3_725) == "1:02:05"

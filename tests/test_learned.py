@@ -1,19 +1,22 @@
 import dataclasses
+import warnings
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard_gym import Task
+from shard_gym import Task, make_pool, make_task
+from shard_gym import simulators as registry
 from shard_gym.envs.env import ShardingEnv
-from shard_gym.errors import CorruptFile
-from shard_gym.measuring.fit import Settings, fit
-from shard_gym.simulators import FastSimulator
+from shard_gym.errors import CorruptFile, SettingsIgnored
+from shard_gym.measuring.fit import Fitting, fit
+from shard_gym.simulators import FastSimulator, learned
 from shard_gym.simulators.base import GRAIN
 from shard_gym.simulators.learned import OWN, Learned
 from shard_gym.simulators.networks import ARCHITECTURES, Weights
 from shard_gym.tables.metasyn import load_metasyn
+from shard_gym.task import suites
 from shard_gym.task.links import Links
 from tests.cost_model_helpers import BATCH, made_up
 
@@ -23,7 +26,7 @@ PHASES = ("forward_compute", "forward_comm", "backward_comm", "backward_compute"
 @pytest.fixture(scope="module")
 def simulators():
     measured = made_up(300)
-    return {name: Learned(fit(measured, name, settings=Settings(epochs=3))) for name in ARCHITECTURES}
+    return {name: Learned(fit(measured, name, settings=Fitting(epochs=3))) for name in ARCHITECTURES}
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +160,7 @@ def test_the_doubt_between_plans_is_what_members_say_of_both_and_the_shared_erro
 
 def test_the_environment_tells_spread_and_distance(ours):
     task = draw_task(2, n=8)
-    env = ShardingEnv([task], simulator=ours)
+    env = ShardingEnv([task], simulator=ours, info="full")
     env.reset(seed=0)
     for _ in range(task.num_tables):
         info = env.step(0)[4]
@@ -165,7 +168,7 @@ def test_the_environment_tells_spread_and_distance(ours):
 
 
 def test_the_id_and_the_card_come_from_the_file(ours, simulators, tmp_path):
-    weights = fit(made_up(100), "autoshard", settings=Settings(epochs=1))
+    weights = fit(made_up(100), "autoshard", settings=Fitting(epochs=1))
     assert Learned(weights).id == f"learned:{weights.sha256[:12]}"
     named = dataclasses.replace(weights, card=weights.card | {"id": "learned:abacus-v1"})
     named.save(tmp_path / "w.safetensors")
@@ -174,10 +177,49 @@ def test_the_id_and_the_card_come_from_the_file(ours, simulators, tmp_path):
 
 
 def test_weights_without_what_the_simulator_needs_are_refused():
-    weights = fit(made_up(100), "autoshard", settings=Settings(epochs=1))
+    weights = fit(made_up(100), "autoshard", settings=Fitting(epochs=1))
     for broken in (
         Weights({k: v for k, v in weights.tensors.items() if k != "ranges"}, weights.card),
         Weights(weights.tensors, {k: v for k, v in weights.card.items() if k != "batch"}),
     ):
         with pytest.raises(CorruptFile, match="fit them again"):
             Learned(broken)
+
+
+def told(simulator, task):
+    """Warnings of a simulator that is asked twice, as in a new process."""
+    learned._warn.cache_clear()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", SettingsIgnored)
+        for _ in range(2):
+            simulator.latency(task, np.zeros(task.num_tables, int))
+    return [str(warning.message) for warning in found]
+
+
+def test_settings_that_are_not_the_fits_are_told_once():
+    simulator, pool = registry.make("learned:cpu-v1"), make_pool([1000, 2000], dtype="fp16", reference_batch=2048)
+    alike = make_task(pool, 2, 1, optimizer="rowwise_adagrad")
+    assert (simulator.own_settings(alike), told(simulator, alike)) == ("", [])
+    for task, own in {
+        make_task(pool, 2, 1): "optimizer rowwise_adagrad",
+        dataclasses.replace(alike, batch=4096): "batch 2,048",
+        dataclasses.replace(alike, tables=pool.with_(dtype=("fp16", "fp32"))): "fp16 weights",
+    }.items():
+        assert simulator.own_settings(task) == own
+        assert told(simulator, task) == [
+            f"learned:cpu-v1 answers for {own}, whatever the task's: it was fitted to that"
+        ]
+
+
+def test_a_suite_that_has_chosen_the_fit_is_not_warned():
+    task = suites.get("metasyn-80x8").tasks("test")[0]
+    for name in ("learned:cpu-v1", "learned:cpu-judge-v1"):
+        simulator = registry.make(name)
+        assert simulator.own_settings(task) == "batch 2,048, optimizer rowwise_adagrad"
+        assert told(simulator, task) == []
+    other = suites.get("dlrm-50x4").tasks("test")[0]
+    assert len(told(registry.make("learned:cpu-v1"), other)) == 1
+
+
+def test_a_card_that_tells_no_settings_is_believed(ours):
+    assert ours.own_settings(draw_task(0)) == ""

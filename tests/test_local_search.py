@@ -17,7 +17,7 @@ from shard_gym.simulators import Counted
 from shard_gym_agents import make
 from shard_gym_agents.search.local_search import kick, search
 from shard_gym_agents.search.moves import improve
-from shard_gym_agents.search.repair import amiss, repair
+from shard_gym_agents.search.repair import repair
 from shard_gym_agents.search.state import Board, Budget, Costs, State
 from shard_gym_agents.solvers.solver import task_rng
 from tests.search_helpers import SIMULATOR, best_by_force, draw_task
@@ -122,7 +122,7 @@ def test_a_repair_ends_without_overflow_or_says_so(seed):
     state = board_of(task).start(np.zeros(task.num_tables, int))
     assert state.overflow > 0 or task.num_tables == 1
     mended = repair(state, np.random.default_rng(seed))
-    assert (not mended.overflow) == (not amiss(mended)) == (best_by_force(task) < np.inf)
+    assert (not mended.overflow) == (not mended.amiss) == (best_by_force(task) < np.inf)
     assert_consistent(mended)
 
 

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard_gym import Constraints, Plan, Task, make_pool, simulators, suites
+from shard_gym import Constraints, Plan, Task, simulators, suites
 from shard_gym.errors import InvalidPlan, InvalidTask
 from shard_gym.memory.usage import device_bytes
 from shard_gym.plan.moves import Move, aligned, best_columns, delta
 from shard_gym.plan.random_plans import random_placements
 from shard_gym.results.evaluate import score
 from shard_gym.task.links import Links
+from tests.pool_helpers import fp16_pool as make_pool
 
 GROUPED = "roofline:rtx2080ti-x4-v1"  # its links join pairs of devices
 KEYS = ("metasyn-80x8", "dlrm-50x4", "core-80x8", "hetero-80x8", "prod-1000x128")

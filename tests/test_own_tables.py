@@ -13,6 +13,7 @@ from shard_gym import Constraints, make_pool, make_task
 from shard_gym.envs.env import ShardingEnv
 from shard_gym.envs.own import own_bank
 from shard_gym.errors import InvalidPool, InvalidTask, UnknownName
+from shard_gym.memory.usage import table_bytes
 from shard_gym.tables.files import save_pool
 from shard_gym.tables.pool import GB, TablePool
 from shard_gym.task.links import Links
@@ -84,6 +85,12 @@ def test_a_task_from_a_file(pool, tmp_path, suffix):
         assert (task.memory, task.name) == ((16 * GB,) * 4, path.name)
         assert (task.objective, task.accounting, task.optimizer) == ("iteration", "training", "sgd")
         assert task.batch == pool.reference_batch
+
+
+def test_tables_are_of_the_bytes_of_configs_where_no_dtype_is_told(tmp_path):
+    (tmp_path / "t.csv").write_text("rows,dim\n1000,8\n")
+    for given in (make_pool(1000, 8), tmp_path / "t.csv", [bag()]):
+        assert table_bytes(make_task(given, 1, 1)).tolist() == [1000 * 8 * 4]
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".pt.gz"])
@@ -217,7 +224,10 @@ def test_configs_that_are_refused(configs, pooling, message):
         ({"constraints": {"pin": ()}}, "constraints are of type"),
         ({"objective": "money"}, "choose one of: iteration, kernel"),
         ({"gpus": 3}, "unknown setting 'gpus'; choose one of: accounting, batch"),
-        ({"tables": "tables.xls"}, r"unknown kind of file 'tables.xls'; choose one of: .csv, .json, .parquet, .pt, "),
+        (
+            {"tables": "tables.xls"},
+            r"unknown kind of file 'tables.xls'; choose one of: .csv, .json, .parquet, .pt, .pt.gz; give CSV: ",
+        ),
         ({"tables": []}, "at least one table"),
     ],
 )
@@ -235,7 +245,7 @@ def test_configs_make_an_environment():
 
 def test_a_replayed_task_of_ones_own(pool):
     task = make_task(pool, devices=2, memory_gb=1)
-    env = ShardingEnv([task])
+    env = ShardingEnv([task], info="full")
     _, info = play_where_it_fits(env, options={"task": make_task(pool.take(range(7)), devices=2, memory_gb=1)})
     assert (len(info["plan"].device), info["feasible"]) == (7, True)
     assert isinstance(task.tables, TablePool)

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 import torch
 from benchmarks.policies import MissingRun, Scored, Wanted, finished, scored, train_all
 
-from benchmarks import controls, learners, papers, papers_autoshard, papers_lab, policies, published
+from benchmarks import controls, learners, papers, papers_autoshard, policies, published
 from benchmarks.pages import spread
 from shard_gym import simulators, suites
 from shard_gym.errors import InfeasibleTask, InvalidTask, UnknownName
@@ -94,7 +94,7 @@ def test_a_section_is_measured_shown_and_shown_again(tmp_path, monkeypatch):
     assert "13.9 (+18.7%)" in page and f"{lookup.makespan.mean():.1f}" in page  # published, ours
     assert "roofline:rtx2080ti-x4-v1" in page and "Table 9" in page and "14.1" in page
     (tmp_path / "papers_dreamshard.md").unlink()
-    monkeypatch.setattr(papers_lab, "train_all", interrupt)
+    monkeypatch.setattr(policies, "train_all", interrupt)
     assert papers.main(["--page", "table-7", "--out", str(tmp_path)]) == 0
     assert (tmp_path / "papers_dreamshard.md").read_text() == page
 
@@ -118,7 +118,7 @@ def test_random_search_gets_better_by_its_own_measure(monkeypatch):
     simulator = simulators.make("learned:cpu-v1")
     monkeypatch.setattr(papers_autoshard.simulators, "make", lambda _: simulator)  # the planner judges
     monkeypatch.setattr(papers_autoshard, "COUNTS", (1, 10, 100))
-    found = papers_autoshard._random_searches(papers_lab.Lab(tasks=2), 0)
+    found = papers_autoshard._random_searches(policies.Lab(tasks=2), 0)
     assert found["balance"] == sorted(found["balance"]) and found["balance"][0] < found["balance"][-1] < 1
     assert found["seconds"] == sorted(found["seconds"])
 

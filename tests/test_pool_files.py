@@ -104,7 +104,7 @@ def test_missing_columns_get_the_defaults_of_make_pool(tmp_path):
         assert (loaded.dim[0], loaded.pooling[0], loaded.dtype[0], loaded.reference_batch) == (
             16,
             1,
-            "fp16",
+            "fp32",
             65536,
         )
 
@@ -136,7 +136,20 @@ def test_json_takes_bins_as_columns_too(tmp_path):
     assert load_pool(tmp_path / "p.json") == pool
 
 
+def test_a_list_of_objects_and_headers_in_any_case_are_read(tmp_path):
+    expected = make_pool([5, 70], [8, 16], dtype=("fp16", "fp32"), name=("a", "b"), reference_batch=512)
+    (tmp_path / "p.csv").write_text("NAME,Rows,dIM,Dtype,Reference_Batch\na,5,8,FP16,512\nb,70,16,fp32,512\n")
+    rows = [{"Name": "a", "rows": 5, "DIM": 8, "dtype": "fp16", "reference_batch": 512}]
+    rows.append({"dtype": "fp32", "Name": "b", "rows": 70, "DIM": 16, "reference_batch": 512})
+    (tmp_path / "p.json").write_text(json.dumps(rows))
+    assert load_pool(tmp_path / "p.csv") == load_pool(tmp_path / "p.json") == expected
+
+
 BAD_CSV = {
+    "name;rows;dim\na;4;4": "columns are separated by commas, found ';'; give CSV: a header such as name,rows",
+    "rows\tdim\n4\t4": "columns are separated by commas, found '\\t'",
+    "num_embeddings,embedding_dim\n4,4": "num_embeddings is called rows here; known are",
+    "rows,Rows\n4,1": "['rows'] appear more than once",
     "": "no column rows",
     "rows": "no tables",
     "dim,name\n4,a": "no column rows",
@@ -176,7 +189,8 @@ def test_bad_csv_is_refused(tmp_path, text):
 
 BAD_JSON = {
     "{": "is not JSON",
-    "[]": 'expected an object with "tables"',
+    "[]": "no tables",
+    '{"rows": [1]}': "expected a list of objects",
     '{"tables": {"rows": [1]}}': "a list of objects",
     '{"tables": []}': "no tables",
     '{"tables": [{"rows": 1}], "batch": 5}': "unknown keys ['batch']",
@@ -258,7 +272,7 @@ def test_any_csv_is_a_pool_or_a_typed_error(tmp_path, header, body):
 
 def test_other_suffixes_are_refused(tmp_path):
     for call in (lambda p: load_pool(p), lambda p: save_pool(make_pool([1]), p)):
-        with pytest.raises(UnknownName, match=r"'\.pkl'; choose one of: \.csv, \.json, \.parquet"):
+        with pytest.raises(UnknownName, match=r"'\.pkl'; choose one of: \.csv, \.json, \.parquet; give CSV: "):
             call(tmp_path / "pool.pkl")
     assert not list(tmp_path.iterdir())
 

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("sb3_contrib")
 import torch
 
-from shard_gym import Task, make_pool, simulators, suites
+from shard_gym import Task, simulators, suites
 from shard_gym.envs.env import ShardingEnv
 from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidTask, SimulatorError, UnknownName
 from shard_gym.memory.usage import device_bytes, table_bytes
@@ -22,6 +22,7 @@ from shard_gym_agents.learners.training import Schedule, train
 from shard_gym_agents.solvers.greedy import CostGreedy
 from tests.env_helpers import PoolingMs, Slow
 from tests.learner_helpers import one_thread, same, toy_planner, toy_suite  # noqa: F401
+from tests.pool_helpers import fp16_pool as make_pool
 
 pytestmark = pytest.mark.usefixtures("toy_planner", "one_thread")
 SMALL = Config(num_envs=8, minibatches=2, epochs=2, hidden=16)

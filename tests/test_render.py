@@ -10,13 +10,14 @@ from gymnasium.wrappers import RecordVideo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard_gym import Task, make_pool
+from shard_gym import Task
 from shard_gym.envs.drawing import DARK_BLUE, EDGE, GREEN, HEIGHT, LEFT, LEGEND, ORANGE, RED, picture, round_numbers
 from shard_gym.envs.env import ShardingEnv
 from shard_gym.envs.render import in_units, waiting
 from shard_gym.errors import MissingDependency, ShardGymError
 from shard_gym.tables.pool import GB
 from tests.env_helpers import TABLE_BYTES, PoolingMs, Slow, play, play_where_it_fits, split_env, tiny_env, tiny_task
+from tests.pool_helpers import fp16_pool as make_pool
 
 pygame = pytest.importorskip("pygame")
 COSTS, MEMORY = slice(136, 297), slice(346, 417)  # rows of the two panels
@@ -231,7 +232,7 @@ def test_round_numbers_are_round_and_few(top, most):
 
 def test_bytes_for_people():
     told = [in_units(size) for size in (0, 1023, 1024, 3 * 2**20 + 2**19, 7.25 * GB)]
-    assert told == ["0 bytes", "1.02e+03 bytes", "1 kB", "3.5 MB", "7.25 GB"]
+    assert told == ["0 bytes", "1.02e+03 bytes", "1 KiB", "3.5 MiB", "7.25 GiB"]
 
 
 def test_pooling_ms_is_what_the_pictures_above_count_on():

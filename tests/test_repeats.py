@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shard_gym.errors import InvalidPool
-from shard_gym.measuring.repeats import MIN_SHARED, at_pace_of, merged, pace, repeat_noise
+from shard_gym.measuring.measurements import MIN_SHARED, at_pace_of, merged, pace, repeat_noise
 from tests.test_measurements import measured
 
 SHARDS = [([1], [4]), ([2], [4]), ([1], [4]), ([1], [8])]

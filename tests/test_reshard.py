@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard_gym import Constraints, Plan, Task, make_pool, simulators, suites
+from shard_gym import Constraints, Plan, Task, simulators, suites
 from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.memory.usage import device_bytes
 from shard_gym.plan.moves import aligned, delta
@@ -15,6 +15,7 @@ from shard_gym.plan.random_plans import random_placements
 from shard_gym.plan.violations import violations
 from shard_gym.results.evaluate import score
 from shard_gym_agents import make
+from tests.pool_helpers import fp16_pool as make_pool
 from tests.search_helpers import SIMULATOR, draw_task
 from tests.test_auto import Unsure
 
@@ -48,15 +49,17 @@ def test_it_beats_staying_and_planning_afresh(horizon):
         assert total_ms(task, found, horizon) < min(totals)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.sampled_from(["kernel", "iteration"]), st.sampled_from([1e-3, 0.03, 1.0]))
 def test_nothing_costs_less_on_a_tiny_task(seed, objective, horizon):
+    """Whether the plan in use fits or not."""
     task = draw_task(seed, objective, room=1.6, tables=5)
     every = np.array(list(product(range(task.num_devices), repeat=task.num_tables)))
     fits = every[(device_bytes(task, every) <= task.capacity).all(axis=1)]
     if not len(fits):
         return
-    base = fits[np.random.default_rng(seed).integers(len(fits))]
+    in_use = fits if seed % 2 else every
+    base = in_use[np.random.default_rng(seed).integers(len(in_use))]
     task = replace(task, constraints=Constraints(base=tuple(base.tolist())))
     best = min(total_ms(task, Plan(device), horizon) for device in fits)
     found = make("reshard", **FAST, horizon=horizon)(task, SIMULATOR)
@@ -73,6 +76,14 @@ def test_more_moves_the_longer_the_plan_is_used():
     base = Plan(task.constraints.base)
     moved = [delta(task, base, make("reshard", **FAST, horizon=h)(task, SIMULATOR)).bytes for h in (1, 30, 1_000)]
     assert moved[0] < moved[1] < moved[2]
+
+
+def test_it_ends_where_only_moves_that_are_not_allowed_fit():
+    """Nothing of the slow device fits on the other one, which could give it a table."""
+    tables = make_pool(rows=[1_000, 100], dim=16, pooling=[50, 1])
+    constraints = Constraints(base=(0, 1), max_moves=0)
+    task = Task(tables, (10**6, 100 * 32), constraints=constraints)
+    assert make("reshard", calls=100)(task, SIMULATOR) == Plan((0, 1))
 
 
 def test_where_nothing_is_in_use_the_plan_is_autos(tiny_task):
@@ -109,6 +120,79 @@ def test_what_constraints_leave_is_improved(kind):
     found = make("reshard", **FAST)(task, SIMULATOR)
     assert not violations(task, found)
     assert total_ms(task, found, 10_000) < 0.99 * total_ms(task, Plan(base), 10_000)
+
+
+def grown(seed, tables=500, devices=16, grow=20, fill=0.93):
+    """A task whose plan in use was made before some of its tables grew by 60 %, so that devices are over."""
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(10**4, 10**7, tables)
+    pool = make_pool(rows=rows, dim=rng.choice([16, 32, 64, 128], tables), pooling=rng.exponential(10, tables))
+    task = Task(pool, (int(pool.weight_bytes.sum() / devices / fill),) * devices, objective="iteration")
+    base = make("auto", calls=2_000)(task, SIMULATOR)
+    factor = np.ones(tables)
+    factor[rng.choice(tables, grow, replace=False)] = 1.6
+    pool = pool.with_(rows=(rows * factor).astype(np.int64))
+    return replace(task, tables=pool, constraints=Constraints(base=base.device))
+
+
+def moved_by_hand(task):
+    """The least tables that will do leave each device that is over, for where most room is; None if there is none."""
+    device, size = list(task.constraints.base), task.tables.weight_bytes
+    for over in np.flatnonzero(device_bytes(task, np.array(device)) > task.capacity):
+        free = task.capacity - device_bytes(task, np.array(device))
+        there = [t for t in np.argsort(size) if device[t] == over and size[t] >= -free[over]]
+        if not there or size[there[0]] > free.max():
+            return None
+        device[there[0]] = int(free.argmax())
+    return Plan(tuple(device))
+
+
+@pytest.mark.parametrize("seed", [1, 5])
+@pytest.mark.parametrize("horizon", [10, 10_000])
+def test_a_plan_in_use_that_outgrew_its_devices_is_mended_first(seed, horizon):
+    """As reported: 500 tables, 20 of them grown, four devices over; 363 tables moved, to a slower plan."""
+    task = grown(seed)
+    base, mended = Plan(task.constraints.base), moved_by_hand(task)
+    assert violations(task, base) and mended is not None and not violations(task, mended)
+    found = make("reshard", calls=20_000, horizon=horizon)(task, SIMULATOR)
+    fresh = make("auto", calls=2_000)(replace(task, constraints=Constraints()), SIMULATOR)
+    others = (mended, fresh, aligned(task, base, fresh, SIMULATOR.hardware.links))
+    assert total_ms(task, found, horizon) < min(total_ms(task, plan, horizon) for plan in others)
+    assert delta(task, base, found).tables < 100
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6), st.sampled_from([0.8, 0.9, 0.97]), st.sampled_from([1.0, 100.0, 10_000.0]))
+def test_it_is_never_worse_than_a_repair_staying_or_a_fresh_plan(seed, fill, horizon):
+    try:
+        task = grown(seed, tables=40, devices=4, grow=5, fill=fill)
+        fresh = make("auto", calls=500)(replace(task, constraints=Constraints()), SIMULATOR)
+    except InfeasibleTask:
+        return
+    base = Plan(task.constraints.base)
+    plans = [base, moved_by_hand(task), fresh, aligned(task, base, fresh, SIMULATOR.hardware.links)]
+    totals = [total_ms(task, plan, horizon) for plan in plans if plan is not None and not violations(task, plan)]
+    found = make("reshard", calls=4_000, horizon=horizon)(task, SIMULATOR)
+    assert not violations(task, found)
+    assert total_ms(task, found, horizon) <= min(totals) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("max_moves", [1, 2, 3])
+def test_the_one_move_that_mends_is_found(max_moves):
+    """The fastest of the plans that one move leads to, or one that is faster with the moves left."""
+    task, mends = grown(0, tables=200, devices=8, grow=1), []
+    base, size = np.array(task.constraints.base), task.tables.weight_bytes
+    free = task.capacity - device_bytes(task, base)
+    (over,) = np.flatnonzero(free < 0)
+    for table, device in product(np.flatnonzero(base == over), np.flatnonzero(free > 0)):
+        if free[over] + size[table] >= 0 and free[device] >= size[table]:
+            mends.append(np.where(np.arange(200) == table, device, base))
+    best = SIMULATOR.latency(task, np.array(mends)).makespan(task.objective).min()
+    task = replace(task, constraints=replace(task.constraints, max_moves=max_moves))
+    for name in ("auto", "local-search", "reshard"):
+        found = make(name, calls=2_000)(task, SIMULATOR)
+        assert not violations(task, found)
+        assert score(task, found, SIMULATOR).makespan <= best * (1 + 1e-9), name
 
 
 def test_a_plan_in_use_that_does_not_fit_any_longer_is_left():

@@ -5,8 +5,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from shard_gym import Constraints, Task, make_pool  # noqa: E402
+from shard_gym import Constraints, Task  # noqa: E402
 from shard_gym_agents.learners.rollouts import TaskTensors, roll_out  # noqa: E402
+from tests.pool_helpers import fp16_pool as make_pool  # noqa: E402
 
 SCALING = np.stack([np.zeros(21), np.ones(21)])
 RULES = [{"pin": ((0, 1),)}, {}, {"together": ((0, 2),)}, {"apart": ((0, 1),)}]

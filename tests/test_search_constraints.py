@@ -16,7 +16,7 @@ from shard_gym.plan.violations import violations
 from shard_gym.results.evaluate import score
 from shard_gym_agents import make
 from shard_gym_agents.search.local_search import kick
-from shard_gym_agents.search.repair import amiss, redeal, repair, shake
+from shard_gym_agents.search.repair import redeal, repair, shake
 from shard_gym_agents.search.state import Board, Costs
 from tests.search_helpers import SIMULATOR, draw_task
 
@@ -120,7 +120,7 @@ def test_tables_apart_in_overlapping_groups_are_sorted_out():
     state = Board(task, Costs(task, SIMULATOR)).start([0] * 7)
     assert state.broken == 7
     state = repair(state, np.random.default_rng(0))
-    assert not amiss(state) and not violations(task, state.plan())
+    assert not state.amiss and not violations(task, state.plan())
 
 
 def test_a_plan_in_use_that_will_not_do_is_mended_with_the_moves_allowed():

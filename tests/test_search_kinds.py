@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import shard_gym_agents
 from shard_gym import Task, make_pool, simulators
-from shard_gym.bounds.bounds import certificate, lower_bound
+from shard_gym.bounds import certificate, lower_bound
 from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.plan.feasibility import disproof, quick
 from shard_gym.plan.forms import ALL, COPY, DEVICE, HOST, Forms

@@ -1,6 +1,8 @@
 """Shards of plans: every kind by hand, every cell once, and what is no plan."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,14 +12,16 @@ from hypothesis import strategies as st
 from shard_gym import Constraints, Plan, Task, make_pool
 from shard_gym.errors import CorruptFile, InvalidPlan, InvalidTask, UnknownName
 from shard_gym.memory.usage import bytes_used
+from shard_gym.plan.nodes import Nodes
 from shard_gym.plan.shards import shards
 from shard_gym.plan.violations import violations
 from shard_gym.results.evaluate import score
 from shard_gym.task.constraints import KINDS
 from shard_gym.task.links import Links
-from shard_gym.task.task import RESIDENCES
+from shard_gym.task.task import ACCOUNTINGS, OPTIMIZERS, RESIDENCES
 from tests.test_bridge_storage_plans import plan_of
 
+ROOT = Path(__file__).parents[1]
 ALL, HOST = (0, 1, 2, 3), (2, 3)
 
 
@@ -208,3 +212,25 @@ def test_a_plan_of_kinds_that_a_task_does_not_allow_has_no_score(roofline):
     with pytest.raises(InvalidPlan, match=r"table 0 \('table_0'\) is in uvm: the task allows hbm"):
         score(two_hosts(residences=("hbm",), host_memory=0), uvm, roofline)
     assert score(two_hosts(), rows, roofline).feasible and score(two_hosts(), uvm, roofline).feasible
+
+
+def test_the_page_about_kinds_is_true():
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "kinds.md").read_text(), flags=re.DOTALL):
+        names: dict[str, object] = {}
+        exec(block, names)
+        assert names["placed"].rows.tolist() == [10_000_000] * 4 + [500_000] * 2 + [5_000] * 4
+
+
+@pytest.mark.parametrize("accounting", ACCOUNTINGS)
+def test_what_environments_and_solvers_count_is_what_is_judged(accounting, rng):
+    for optimizer in OPTIMIZERS:
+        dims, dtype = rng.choice([8, 16, 64, 128], 5), tuple(rng.choice(["fp32", "fp16"], 5))
+        tables = make_pool(rng.integers(1, 10**5, 5), dims, rng.uniform(0, 9, 5), dtype=dtype)
+        told = {"optimizer": optimizer, "batch": int(rng.integers(1, 9_999)), "splits_allowed": True}
+        task = Task(tables, (10**9,) * 3, accounting=accounting, **told)
+        nodes = Nodes.of(task, split_action=True)
+        levels = rng.integers(np.bincount(nodes.table))
+        node = np.repeat(nodes.whole + levels, 2**levels)
+        device = rng.integers(3, size=len(node))
+        used, of_host = bytes_used(task, shards(task, nodes.plan(node, device)))
+        assert used.tolist() == np.bincount(device, nodes.size[node], 3).tolist() and not of_host.any()

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import papers
-from shard_gym import Task, make_pool, simulators, suites
+from benchmarks import papers, published
+from shard_gym import Task, simulators, suites
 from shard_gym.errors import InvalidTask, UnknownName
 from shard_gym.simulators import Counted, Latency
 from shard_gym.simulators.base import GRAIN
@@ -18,6 +18,7 @@ from shard_gym.simulators.roofline import (
     FORWARD_DRAM,
     FORWARD_ISSUE,
     PRESETS,
+    PRESETS_V2,
     SORT,
     Hardware,
     Roofline,
@@ -27,6 +28,7 @@ from shard_gym.tables.metasyn import load_metasyn
 from shard_gym.tables.pool import at_batch
 from shard_gym.tables.traces import trace
 from shard_gym.task.links import Links
+from tests.pool_helpers import fp16_pool as make_pool
 
 FAST = [i for i in simulators.registered() if not i.startswith("fbgemm:")]  # those are measured: tests/test_fbgemm.py
 
@@ -247,6 +249,28 @@ def test_wide_cold_rows_run_at_the_memorys_rate(name):
     assert 0.8 * hardware.dram < rate < hardware.dram
 
 
+def test_narrow_rows_take_what_was_published():
+    """Forward passes of up to 32 columns (fp32): version 1 is four to seven times too slow, version 2 within 25 %."""
+    for dim, measured in published.TORCHREC_FORWARD.items():
+        task = Task(make_pool(rows=[100_000] * 4, dim=dim, pooling=9.5, dtype="fp32"), (2**40,))
+        one, two = (
+            simulators.make(f"roofline:a100-x32-roce-v{v}").latency(task, np.zeros(4, int)).forward_compute[0]
+            for v in (1, 2)
+        )
+        assert one > two  # where memory binds, by what a launch takes
+        if dim <= 32:
+            assert 4 < one / measured < 7 and 0.8 < two / measured < 1.25
+        if dim >= 256:
+            assert 1 < two / measured < one / measured < 1.2
+
+
+@pytest.mark.parametrize("name", PRESETS_V2)
+def test_version_two_differs_only_in_what_it_takes_to_issue(name):
+    one, two = PRESETS[name], PRESETS_V2[name]
+    assert dataclasses.replace(two, lookup_ns=one.lookup_ns, bag_ns=one.bag_ns, launch_us=one.launch_us) == one
+    assert two.lookup_ns < one.lookup_ns and simulators.make(f"roofline:{name}-v2").id == f"roofline:{name}-v2"
+
+
 def test_newer_hardware_is_faster():
     task = draw_task(5, "kernel")
     order = ("rtx2080ti-x4", "a100-x32-roce", "h100", "h200")
@@ -290,6 +314,7 @@ def test_unknown_ids_list_the_known_ones():
     with pytest.raises(UnknownName, match="roofline:h100-v1"):
         simulators.make("roofline:abacus")
     assert {f"roofline:{name}-v1" for name in PRESETS} <= set(simulators.registered())
+    assert {f"roofline:{name}-v2" for name in PRESETS_V2} <= set(simulators.registered())
 
 
 @pytest.mark.parametrize("row", papers.links(), ids=lambda row: row.what)

@@ -4,7 +4,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from shard_gym import make_pool
 from shard_gym.envs.bank import Bank
 from shard_gym.envs.env import BadAction, ShardingEnv
 from shard_gym.envs.episodes import FIXED_ORDERS
@@ -16,6 +15,7 @@ from shard_gym.results.evaluate import score
 from shard_gym.simulators import FastSimulator, Latency
 from shard_gym.task.task import Constraints, Task
 from tests.env_helpers import PoolingMs, Slow, play, play_where_it_fits, split_env
+from tests.pool_helpers import fp16_pool as make_pool
 
 SPLIT = 2  # on two devices
 HALF = 100 * 8 * 2  # bytes
@@ -225,7 +225,7 @@ def test_what_is_returned_belongs_to_the_caller(observation):
 
 
 def test_a_table_larger_than_every_device_is_placed_in_pieces():
-    split, plain = (gym.make(f"ShardGym-Mixed-20to119x8{end}").unwrapped for end in ("-Split", ""))
+    split, plain = (gym.make(f"ShardGym-Mixed-20to119x8{end}", info="full").unwrapped for end in ("-Split", ""))
     index = next(i for i, t in enumerate(split.bank.tasks) if t.tables.weight_bytes.max() > max(t.memory))
     _, info = play_where_it_fits(split, options={"task": split.bank.tasks[index]})
     assert info["plan"].splits and info["task"] == split.bank.tasks[index].hash

@@ -87,7 +87,7 @@ def is_of(name, task, table):
 @given(task=splittable(), seed=seeds, order=st.sampled_from(["cost", "size", "given", "random"]))
 def test_a_split_plan_is_worth_what_the_environment_says(observation, task, seed, order):
     rng = np.random.default_rng(seed)
-    env = ShardingEnv(bank_of(task), observation=observation, order=order)
+    env = ShardingEnv(bank_of(task), observation=observation, order=order, info="full")
     for choose in (unaware(rng), masked(rng)):
         seen, _, actions, info = played(env, choose, seed=seed)
         pieces = check_end(task, info, ROOFLINE)
@@ -168,7 +168,7 @@ class BruteForce:
 @given(task=splittable(), seed=seeds)
 def test_masks_features_and_plan_are_what_brute_force_finds(task, seed):
     rng = np.random.default_rng(seed)
-    env, expected = ShardingEnv(bank_of(task), order="size"), BruteForce(task)
+    env, expected = ShardingEnv(bank_of(task), order="size", info="full"), BruteForce(task)
     (shown, info), over = env.reset(), False
     while not over:
         table, level, _ = expected.next()
@@ -187,7 +187,8 @@ def test_masks_features_and_plan_are_what_brute_force_finds(task, seed):
 @given(task=splittable(), seed=seeds, order=st.sampled_from(["cost", "size", "given", "random"]))
 def test_without_a_split_the_episode_is_the_one_without_split_actions(task, seed, order):
     with_, without = (
-        ShardingEnv(bank, observation="full", reward="dense", order=order) for bank in (bank_of(task), Bank((task,)))
+        ShardingEnv(bank, observation="full", reward="dense", order=order, info="full")
+        for bank in (bank_of(task), Bank((task,)))
     )
     shown, info = with_.reset(seed=seed)
     shown2, info2 = without.reset(seed=seed)
@@ -234,7 +235,7 @@ def test_the_largest_split_suite_is_worth_what_it_says():
 
 def check_suite(suite, observation, reward):
     rng = np.random.default_rng(3)
-    env = gym.make(suite.env_id, observation=observation, reward=reward).unwrapped
+    env = gym.make(suite.env_id, observation=observation, reward=reward, info="full").unwrapped
     assert env.action_space.n == suite.num_devices + 1
     task = min(env.bank.tasks[:20], key=lambda task: task.num_tables)
     choose = masked(rng) if observation == "set" else lambda mask: rng.integers(len(mask))

@@ -126,7 +126,7 @@ def test_every_kind_is_reported():
     assert stats.makespan is None and stats.ranks[0].perf is None and "one-ms costs whole tables" in stats.notes[0]
     assert "table 1 ('table_1') is cw: the task allows tw" in stats.notes[1]
     timed = plan_stats(replace(task, objective="iteration"), plan, TorchRecPerf())
-    assert timed.makespan == pytest.approx(max(rank.torchrec.total for rank in timed.ranks), rel=1e-5)
+    assert timed.makespan == pytest.approx(max(rank.torchrec.total for rank in timed.ranks), abs=1e-6)
     assert "NaN" not in report(stats)
 
 
@@ -173,7 +173,7 @@ def test_capacity_is_what_reserves_leave():
     stats = plan_stats(four_ranks(), Plan((0,) * 5), capacity=capacity)
     assert {(r.hbm_capacity, r.ddr_capacity) for r in stats.ranks} == {(740_000_000, 2 * 10**9)}
     assert stats.to_dict()["budget"]["share_bytes"] == 150_000_000
-    assert "0.931 GB - 0.140 fragmentation reserve (15%) - 0.093 dense - 0.009 KJT = 0.689 GB" in report(stats)
+    assert "0.931 GiB - 0.140 fragmentation reserve (15%) - 0.093 dense - 0.009 KJT = 0.689 GiB" in report(stats)
 
 
 def test_tables_in_host_memory_fill_ddr():
@@ -277,6 +277,41 @@ def test_why_there_is_no_plan():
 
 def test_ranks_are_told_as_runs():
     assert [runs(ranks) for ranks in ([3], [0, 1, 2], [0, 2, 3], [2, 1])] == ["3", "0-2", "0,2-3", "2,1"]
+
+
+def test_the_summary_comes_first():
+    text = report(
+        plan_stats(four_ranks(objective="iteration"), Plan((0, 1, 2, 3, 3)), OneMsATable()), assumed="assumes that"
+    )
+    summary = text.split("\n\n")[0].splitlines()
+    # four ranks of 5 ms, 5, 5 and 8; rank 1 has 2,000 rows of 32 columns
+    assert summary[0] == "makespan 8.000 ms (iteration), by one-ms; slowest rank 3, 1.39 times the mean"
+    assert summary[1].startswith("memory: fullest rank 1, 0.000 of 1.000 GiB (0%); all ranks 0.000 of 4.000 GiB")
+    assert summary[2].startswith("5 tables in 5 shards on 4 ranks, 2 a host; batch 4,000, 1,000 a rank; ")
+    assert summary[-1] == "assumes that"
+
+
+def test_the_costliest_are_shown():
+    stats = plan_stats(four_ranks(objective="iteration"), Plan((0, 1, 2, 3, 3)), OneMsATable())
+    text = report(stats, top=1)
+    assert "... and 3 more ranks" in text and "... and 4 more tables" in text
+    ranks, *_ = (part for part in text.split("\n\n") if part.startswith("rank"))
+    assert ranks.splitlines()[1].startswith("3 ")  # the slowest
+    tables = [part.splitlines()[1:] for part in text.split("\n\n") if part.startswith("table")]
+    costs = [table.torchrec.total for table in stats.tables]
+    slowest = stats.tables[costs.index(max(costs))].name
+    assert all(lines[0].startswith(f"{slowest} ") for lines in tables)
+
+
+def test_reports_are_a_hundred_columns_wide():
+    names = tuple("a_feature_with_a_very_long_name_" * 3 + str(i) for i in range(5))
+    task = four_ranks(objective="iteration", accounting="true", optimizer="adam")
+    task = replace(task, memory=(100,) * 4, tables=task.tables.with_(name=names))
+    capacity = Capacity(10**14, 10**14, Reserve(0.15, dense_bytes=10**13, kjt_bytes=10**13))
+    for told in ({}, {"capacity": capacity}):
+        text = report(plan_stats(task, Plan((0, 1, 2, 3, 3)), OneMsATable(), **told), assumed="assumes " + "much " * 50)
+        assert max(map(len, text.splitlines())) == 100
+        assert "name_0  " in text and "name_4  " in text and names[0] not in text
 
 
 def test_a_simulator_by_id_reports(roofline):

@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from shard_gym import Plan, Task, make_pool
+from shard_gym import Plan, Task
 from shard_gym.tables.pool import GB
 from shard_gym.task.links import Links
 from shard_gym_agents.cli.stats import main
+from tests.pool_helpers import fp16_pool as make_pool
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def stored(tmp_path):
 def test_the_report(stored, capsys):
     assert main([*stored, "--accounting", "torchrec", "--hbm-gb", "2", "--dense-gb", "0.5", "--ddr-gb", "8"]) == 0
     out = capsys.readouterr().out
-    assert "2.000 GB - 0.300 fragmentation reserve (15%) - 0.500 dense - 0.003 KJT = 1.197 GB" in out
+    assert "2.000 GiB - 0.300 fragmentation reserve (15%) - 0.500 dense - 0.003 KJT = 1.197 GiB" in out
     said = ("tw:2", "max/mean", "compute kernel", "peak HBM #1", "critical path by TorchRec", "2,048 a rank", "city")
     assert [words for words in said if words not in out] == []
 
@@ -62,6 +63,29 @@ def test_the_worked_example(tmp_path, capsys):
     assert {rank["hbm_bytes"] for rank in json.loads(capsys.readouterr().out)["ranks"]} == {4_314_645_354}
 
 
+def test_top_and_what_is_assumed(stored, capsys):
+    assumed = (
+        "assumes fp16; rowwise_adagrad; batch 4,096; 'weights' bytes; 1 host of 2; 1000 GB/s, 0 us; roofline:h100-v2"
+    )
+    for asked in ([], ["--table", "shop"], ["--why"]):
+        assert main([*stored, *asked]) == 0
+        assert assumed in " ".join(capsys.readouterr().out.split()), asked
+    assert main([*stored, "--top", "1"]) == 0
+    assert "... and 3 more tables" in capsys.readouterr().out
+    assert main([*stored, "--top", "0"]) == 0
+    assert " more tables" not in capsys.readouterr().out
+
+
+def test_why_tells_what_helps(stored, capsys):
+    small = ["--why", *stored[1:], "--hbm-gb", "0.0001", "--reserve", "0", "--kjt-gb", "0"]
+    assert main(small) == 0
+    told = capsys.readouterr().out
+    assert "what helps: memory: 0.00 GiB (160,000 bytes) a device are enough" in told  # of the 320,000 in all
+    assert "what helps: splits: there is a plan with" not in told
+    assert main([*small, "--json"]) == 0
+    assert any("(160,000 bytes)" in said for said in json.loads(capsys.readouterr().out)["proposals"])
+
+
 @pytest.mark.parametrize("asked", [["--why"], ["-"], []])
 def test_why_there_is_no_plan(stored, capsys, asked):
     assert main([*asked, *stored[1:], "--hbm-gb", "0.0001", "--reserve", "0", "--kjt-gb", "0"]) == 0
@@ -73,7 +97,7 @@ def test_why_there_is_no_plan(stored, capsys, asked):
 def test_why_as_json_with_constraints(stored, capsys):
     assert main(["--why", *stored[1:], "--json", "--hbm-gb", "1", "--pin", "city=1"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert (told["schema"], told["feasible"], told["constraints"]) == ("shard-gym/room/1", None, ["pin"])
+    assert (told["schema"], told["feasible"], told["constraints"]) == ("shard-gym/room/2", None, ["pin"])
     assert told["missing_bytes"]["largest table"] < 0 < told["budget"]["kjt_bytes"]
 
 
@@ -89,6 +113,7 @@ def test_tables_need_no_memory_beside_hbm(tmp_path, capsys):
         (["--table", "shpo"], "shop"),
         (["--why", "--table", "shop"], "--table"),
         (["--reserve", "0.1"], "--hbm-gb"),
+        (["--top", "-1"], "--top is a number from 0"),
         (["--hbm-gb", "nan"], "gigabytes"),
         (["--hbm-gb", "1", "--reserve", "2"], "from 0 to 1"),
         (["--hbm-gb", "1", "--dense-gb", "3"], "reserves leave nothing"),

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shard_gym import Constraints, Task, make_pool
+from shard_gym import Constraints, Task
 from shard_gym.errors import CorruptFile, InvalidTask, UnknownName
 from shard_gym.memory.usage import device_bytes, device_sums, overshoot, table_bytes
 from shard_gym.task.links import Links
+from tests.pool_helpers import fp16_pool as make_pool
 
 
 def test_a_task_is_a_value(tiny_task):

@@ -4,7 +4,7 @@ import time
 import numpy as np
 import pytest
 
-from shard_gym import Constraints, Plan, Task, make_pool, simulators, suites
+from shard_gym import Constraints, Plan, Task, simulators, suites
 from shard_gym.errors import InfeasibleTask, InvalidPlan, InvalidTask, MissingDependency, TimedOut, UnknownName
 from shard_gym.memory.usage import device_bytes
 from shard_gym.results.evaluate import score
@@ -13,6 +13,7 @@ from shard_gym.tables.metasyn import metasyn
 from shard_gym.tables.pool import GB
 from shard_gym.task.links import Links
 from shard_gym_agents import make
+from tests.pool_helpers import fp16_pool as make_pool
 
 pytest.importorskip("torchrec")
 from shard_gym_agents.solvers import torchrec_planner

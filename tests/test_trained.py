@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard_gym import Constraints, Task, make_pool, simulators, suites
+from shard_gym import Constraints, Task, simulators, suites
 from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidTask, MissingDependency, UnknownName
 from shard_gym.plan.violations import violations
 from shard_gym.records import tensors as card_files
 from shard_gym.results.evaluate import TRACKS, Unseen, config, score
+from tests.pool_helpers import fp16_pool as make_pool
 
 pytest.importorskip("torch")
 

@@ -27,7 +27,7 @@ def test_unknown_names_list_the_known():
         UnknownName, match="unknown autoreset_mode 'Never'; choose one of: Disabled, NextStep, SameStep"
     ):
         tiny("Never")
-    with pytest.raises(UnknownName, match="unknown observation 'pixels'; choose one of: ahead, full, set, table"):
+    with pytest.raises(UnknownName, match="unknown observation 'pixels'; choose one of: ahead, flat, full, set, table"):
         gym.make_vec("ShardGym-MetaSyn-80x8", num_envs=2, observation="pixels")
     with pytest.raises(UnknownName, match="unknown reset option 'tasks'; choose one of: reset_mask, task"):
         tiny().reset(options={"tasks": []})

@@ -11,7 +11,8 @@ MODES = tuple(mode.value for mode in AutoresetMode)
 
 
 def pair(tasks, num_envs, mode="NextStep", **settings):
-    """Scalar environments one after the other, and ours."""
+    """Scalar environments one after the other, and ours; infos tell all they can unless told otherwise."""
+    settings = {"info": "full", **settings}
     scalar = SyncVectorEnv([lambda: ShardingEnv(tasks, **settings)] * num_envs, autoreset_mode=AutoresetMode(mode))
     return scalar, ShardingVectorEnv(ShardingEnv(tasks, **settings), num_envs, mode)
 

@@ -1,7 +1,8 @@
 """Pick shards of every campaign, to be measured again in one: `python -m benchmarks.pace --out FILE.npz`
 
 Measure what this writes with `shard-gym measure --shard-file FILE.npz ...` and keep the result as
-measurements/HARDWARE-pace.npz: it tells how fast the machine was in each campaign (shard_gym/measuring/repeats.py).
+measurements/HARDWARE-pace.npz: it tells how fast the machine was in each campaign (`pace` in
+shard_gym/measuring/measurements.py).
 """
 
 from __future__ import annotations

@@ -30,7 +30,10 @@ import json
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +43,12 @@ from benchmarks import RESULTS
 from shard_gym.errors import CorruptFile
 from shard_gym.records import commands
 from shard_gym.records.files import read_json, write_whole
-from shard_gym.results.results import commit_here
+from shard_gym.results import commit_here
 
 Found = dict[str, Any]  # what a page shows, as JSON holds it
 Row = dict[str, Any]  # a line of it
+PAPERS = "shard-gym/papers/1"
+SIZE, DPI = (9.0, 3.4), 80  # of pictures of papers
 
 
 def parser(name: str, about: str | None) -> argparse.ArgumentParser:
@@ -130,3 +135,74 @@ def one_core() -> None:
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
+@dataclass(frozen=True)
+class Section:
+    """One figure or table of a paper."""
+
+    title: str
+    measure: Callable[[Any], Found]  # told a `policies.Lab`
+    show: Callable[[Found], list[str]]
+    draw: Callable[..., None] | None = None  # on a matplotlib figure
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper's sections, kept as JSON and shown as Markdown; `name` is the files'."""
+
+    name: str
+    about: str
+    sections: dict[str, Section]
+
+    def measure(self, asked: Sequence[str], lab: Any, out: Path, command: str) -> None:
+        """Measure sections one by one; each is kept as soon as it is there."""
+        for key in asked:
+            start = time.monotonic()
+            found = self.sections[key].measure(lab)
+            about = {"command": command, "commit": commit_here(), "tasks": lab.tasks}
+            kept = self.kept(out) | {key: {**about, "minutes": (time.monotonic() - start) / 60, "found": found}}
+            content = {"schema": PAPERS, "sections": kept}
+            write_whole(out / f"{self.name}.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+            self.write(out)
+
+    def kept(self, out: Path) -> dict[str, Any]:
+        """The sections measured so far."""
+        path = out / f"{self.name}.json"
+        if not path.exists():
+            return {}
+        sections: Found = kept_of(path, PAPERS)["sections"]
+        if not sections.keys() <= self.sections.keys():
+            raise CorruptFile(f"{path} does not hold sections of {self.name}: delete it")
+        return sections
+
+    def write(self, out: Path) -> None:
+        """The page and its pictures, from what is kept."""
+        kept, lines = self.kept(out), [f"# {self.about.splitlines()[0]}", "", *self.about.splitlines()[2:], ""]
+        for key, section in self.sections.items():
+            if key not in kept:
+                continue
+            lines += [f"## {section.title}", "", *section.show(kept[key]["found"]), ""]
+            if section.draw is not None:
+                name = f"{self.name}_{key}.png"
+                write_whole(out / name, picture(partial(section.draw, found=kept[key]["found"]), SIZE, DPI))
+                lines += [f"![{section.title}]({name})", ""]
+            lines += [_made(kept[key]), ""]
+        write_whole(out / f"{self.name}.md", "\n".join(lines))
+
+
+def _made(kept: dict[str, Any]) -> str:
+    found, tasks = kept["found"], f"the first {kept['tasks']} tasks only, " if kept["tasks"] else ""
+    training = found.get("spent")
+    told = (
+        f"training seeds: {training['seeds']}, iterations: at most {training['iterations']}, "
+        f"{training['training_minutes']:.1f} minutes of training in all, the first by `{training['command']}`; "
+        if training
+        else ""
+    )
+    return f"Made by `{kept['command']}`: {tasks}{told}{kept['minutes']:.1f} minutes for this section."
+
+
+def points(values: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation over seeds of each point."""
+    return np.array([np.mean(v) for v in values]), np.array([np.std(v, ddof=1) if len(v) > 1 else 0.0 for v in values])

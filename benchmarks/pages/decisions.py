@@ -49,7 +49,6 @@ class Decision:
 
     @property
     def label(self) -> str:
-        """Solver and effort."""
         return self.solver if self.budget is None else f"{self.solver}, {self.budget:g} s"
 
 

@@ -28,13 +28,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from benchmarks.headroom_runs import PROGRAM, Card, Tried
 from benchmarks.pages import Row, table
-from shard_gym.bounds.bounds import Bound, certificate
+from shard_gym.bounds import Bound, certificate
 from shard_gym.errors import CorruptFile
 from shard_gym.memory.usage import table_bytes
 from shard_gym.plan.plan import Plan
@@ -46,6 +47,7 @@ from shard_gym_agents.leaderboard.references import Entry, load_best
 from shard_gym_agents.search.exact import decide
 
 SCHEMA = "shard-gym/headroom/1"
+PROGRAM = "mixed-integer program"
 NEAR = 0.005
 CERTAIN = 0.01
 PROVED = 1e-4
@@ -76,6 +78,18 @@ itself.
 - effort: the runs on most tasks of the suite that are not proved, and the median of the seconds computed on a task. A
   run's budget is wall-clock time on two shared cores; best known plans come from runs of the leaderboard as well. Gaps
   and tiers are no surer than the effort: where it is local search of 0.1 s alone, that is its own best known plan."""
+Card = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Outcome of all attempts on a task: makespans (None: no plan), the bound of a program, and the seeds used."""
+
+    gauges: dict[str, float | None]
+    program: float
+    effort: dict[str, list[int]]
+    seconds: float  # of computation
+    disturbed: bool = False  # other work took the processor from local search's gauge
 
 
 def make_card(index: int, task: Task, judge: FastSimulator, best: Entry | None, tried: Tried) -> Card | None:

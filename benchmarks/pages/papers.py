@@ -1,6 +1,6 @@
 """Figures that the papers published, beside what ours gives: `python -m benchmarks.papers [SECTION ...]`.
 
-Four pages in benchmarks/results. papers.md (metasyn, links, experts, fusion) holds the analytic simulator
+Four pages in benchmarks/results. papers.md (metasyn, links, experts, fusion, rows) holds the analytic simulator
 `roofline:rtx2080ti-x4-v1` (or the one named in the row) against figures measured on the hardware it models. Its rates,
 its links and the pooling tail were fitted to these very figures: errors tell how well the formulas can follow them, not
 how well they predict. papers_autoshard.md (figure-8 to figure-12, table-2) and papers_dreamshard.md (table-6 to
@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import pages
-from benchmarks.published import DREAMSHARD_TABLES_6_7, FLEXSHARD, TABLE_4
+from benchmarks.published import DREAMSHARD_TABLES_6_7, FLEXSHARD, TABLE_4, TORCHREC_FORWARD
 from shard_gym import simulators
 from shard_gym.errors import InfeasibleTask, UnknownName
 from shard_gym.plan.random_plans import random_placements
@@ -31,7 +31,7 @@ from shard_gym.records.commands import count
 from shard_gym.records.files import write_whole
 from shard_gym.simulators.roofline import PRESETS
 from shard_gym.tables.metasyn import POOLING_SHAPE, load_metasyn, metasyn
-from shard_gym.tables.pool import GB, TablePool
+from shard_gym.tables.pool import GB, TablePool, make_pool
 from shard_gym.task import suites
 from shard_gym.task.task import Task
 from shard_gym_agents import make
@@ -120,6 +120,22 @@ def fusion() -> list[Pair]:
     return [Pair("gain of fusing 10 random tables, mean of 50 draws", 1.5, float(np.mean(gains)))]
 
 
+def rows() -> list[Pair]:
+    """Forward passes over rows of 16 to 4,096 bytes, that TorchRec's authors measured on a GPU they do not name.
+
+    The long rows take what the A100 preset says. Version 2 was fitted to the rows of up to 32 columns.
+    """
+    found = []
+    for version in (1, 2):
+        simulator = simulators.make(f"roofline:a100-x32-roce-v{version}")
+        for dim, published in TORCHREC_FORWARD.items():
+            pool = make_pool(rows=[100_000] * 4, dim=dim, pooling=9.5, dtype="fp32")
+            task = Task(pool, memory=(64 * GB,))
+            ours = float(simulator.latency(task, np.zeros(4, int)).forward_compute[0])
+            found.append(Pair(f"{simulator.id}, {dim} columns", published, ours))
+    return found
+
+
 def tail() -> list[Pair]:
     """Random over near-optimal makespans, by the shape of the pooling tail; ours near-optimal is cost-greedy.
 
@@ -159,6 +175,7 @@ SECTIONS: dict[str, Callable[[], list[Pair]]] = {
     "links": links,
     "experts": dreamshard,
     "fusion": fusion,
+    "rows": rows,
 }
 
 
@@ -205,7 +222,7 @@ def _parser() -> argparse.ArgumentParser:
 def _learned_pages(asked: Sequence[str], options: argparse.Namespace, command: str) -> None:
     """The pages that need torch."""
     from benchmarks import papers_autoshard, papers_dreamshard
-    from benchmarks.papers_lab import Lab
+    from benchmarks.policies import Lab
 
     papers = {"autoshard": papers_autoshard.PAPER, "dreamshard": papers_dreamshard.PAPER}
     known = {*SECTIONS, FLEXSHARD_PAGE, *papers, *(key for paper in papers.values() for key in paper.sections)}

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.pages import Found, spread, table
-from benchmarks.papers_lab import Lab, Paper, Section, figures, points, spent
-from benchmarks.policies import TrainedRun, Wanted, scored
+from benchmarks.pages import Found, Paper, Section, points, spread, table
+from benchmarks.policies import Lab, TrainedRun, Wanted, figures, scored, spent
 from benchmarks.published import AUTOSHARD_CODE_SECONDS, AUTOSHARD_SAID, AUTOSHARD_TABLE_2
 from shard_gym import simulators
 from shard_gym.plan.plan import Plan

@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from benchmarks.pages import Found, table
-from benchmarks.papers_lab import Lab, Paper, Section, spent
-from benchmarks.policies import TrainedRun, Wanted
+from benchmarks.pages import Found, Paper, Section, table
+from benchmarks.policies import Lab, TrainedRun, Wanted, spent
 from benchmarks.published import (
     ABLATED,
     DREAMSHARD_TABLE_11,

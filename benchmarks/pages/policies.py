@@ -9,7 +9,7 @@ import argparse
 import multiprocessing
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -17,12 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.pages import Found
 from shard_gym import simulators
 from shard_gym.errors import InvalidTask, ShardGymError, UnknownName
 from shard_gym.records.files import read_json
 from shard_gym.results.evaluate import judged, run, template
 from shard_gym.task import suites
 from shard_gym.task.suites import Suite
+from shard_gym_agents import make
 from shard_gym_agents.learners import LEARNERS
 from shard_gym_agents.learners.learner import load_tensors
 
@@ -200,6 +202,69 @@ def scored(solver: Any, suite: Suite, split: str = "test", limit: int | None = N
     makespan, balance = np.array(worth, float).T
     seconds = np.array([result.wall_seconds for result, _ in pairs])
     return Scored(makespan, balance, seconds, suite.random_makespans(split)[: len(tasks)])
+
+
+@dataclass(frozen=True, eq=False)
+class Lab:
+    """Effort of an experiment, and the policies made for it."""
+
+    runs: Path = Path("runs")  # finished runs, <learner>/<suite>-<seed>; what is trained here goes to runs/papers
+    seeds: int | None = None  # None: as many as a section says
+    iterations: int | None = None  # of what is trained here; None: as many as a section says
+    workers: int = 1
+    tasks: int | None = None  # only the first so many of each suite
+    ablated: tuple[str, ...] = ("dlrm-20x4", "dlrm-50x4")  # suites of DreamShard's Table 11
+    sizes: tuple[int, ...] = ()  # only DLRM suites with so many tables; (): the papers'
+    known: dict[tuple[Any, ...], Scored] = field(default_factory=dict)
+
+    def train(self, wanted: Sequence[Wanted]) -> dict[Wanted, TrainedRun]:
+        """Policies trained for these pages."""
+        return train_all(wanted, self.runs / "papers", self.workers)
+
+    def finished(self, learner: str, suite: str, seeds: int) -> list[TrainedRun]:
+        """Policies of earlier runs, or trained here where a number of iterations is asked for."""
+        numbers = range(self.seeds or seeds)
+        if self.iterations is None:
+            return [finished(self.runs, learner, suite, seed) for seed in numbers]
+        return list(self.train([Wanted(learner, suite, seed, self.iterations) for seed in numbers]).values())
+
+    def scored(self, solver: TrainedRun | str, suite: str, split: str = "test", seed: int | None = None) -> Scored:
+        """Plans of a policy, or of an agent by its name, for a suite's tasks, scored; asked once."""
+        who = solver if isinstance(solver, str) else str(solver.folder)
+        key = (who, suite, split, seed)
+        if key not in self.known:
+            options = {} if seed is None else {"seed": seed}
+            plan = make(solver, **options) if isinstance(solver, str) else solver.policy()
+            self.known[key] = scored(plan, suites.get(suite), split, self.tasks)
+        return self.known[key]
+
+    def agents(self, name: str, suite: str, split: str = "test", seeds: int = 5) -> list[Scored]:
+        """An agent's runs: one if it is deterministic."""
+        numbers = [None] if getattr(make(name), "deterministic", False) else range(self.seeds or seeds)
+        return [self.scored(name, suite, split, seed) for seed in numbers]
+
+
+def figures(runs: Sequence[Scored], greedy: Scored) -> Found:
+    """Figures of an agent's runs, one entry a seed."""
+    return {
+        "balance": [s.mean_balance for s in runs],
+        "speedup": [s.speedup for s in runs],
+        "ratio": [s.ratio(greedy) for s in runs],
+        "feasible": [s.feasible for s in runs],
+    }
+
+
+def spent(runs: Sequence[TrainedRun]) -> Found:
+    """Cost of training: the most iterations, and minutes of all runs together."""
+    iterations = max((one.spent["iteration"] for one in runs), default=0)
+    minutes = sum(one.spent["seconds"] for one in runs) / 60
+    commands = [one.card.get("command", "") for one in runs]
+    return {
+        "seeds": len({one.card["seed"] for one in runs}),
+        "iterations": iterations,
+        "training_minutes": minutes,
+        "command": commands[0] if commands else "",
+    }
 
 
 def add_options(made: argparse.ArgumentParser, seeds: int, suites_asked: Sequence[str]) -> None:

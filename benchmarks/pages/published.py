@@ -23,6 +23,13 @@ FLEXSHARD = {
     473_709_312: 155, 201_887_232: 72, 118_944_768: 45,
 }  # fmt: skip
 
+# TorchRec, pull request 2365 (2024), a GPU that is not named: columns (fp32) -> ms of one forward pass of FBGEMM's
+# operator, 4 tables of 100,000 rows, 65,536 bags each of 9.5 ids on average.
+TORCHREC_FORWARD = {
+    4: 0.121216, 8: 0.134432, 16: 0.160608, 32: 0.174016,
+    64: 0.310464, 128: 0.647872, 256: 1.45062, 512: 3.33741, 1024: 7.01872,
+}  # fmt: skip
+
 # AutoShard, Table 2, on 4 RTX 2080 Ti: balance and its deviation, speedup and its deviation, over five runs.
 AUTOSHARD_TABLE_2 = {
     "w/o cost model": (0.613, 0.129, 1.420, 0.203),

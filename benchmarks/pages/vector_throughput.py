@@ -24,6 +24,7 @@ import gymnasium as gym
 import numpy as np
 
 from benchmarks import pages
+from shard_gym.measuring.host import hardware
 from shard_gym.records.commands import count
 from shard_gym.records.files import write_whole
 from shard_gym.task import suites
@@ -174,7 +175,7 @@ def page(found: pages.Found) -> str:
     others = [cost for cost in costs if cost.case.name in OTHERS]
     memory = [f"- `{name}`: {mb:.0f} MB, then {100 * share:+.2f} %" for name, (mb, share) in found["grown"].items()]
     about = [
-        f"`{found['command']}`, one core of {processor()}, Python {platform.python_version()}.",
+        f"`{found['command']}`, one core of {hardware('cpu')['device']}, Python {platform.python_version()}.",
         f"Million steps a second of CPU time, median and best of up to {found['repeats']} repeats; steps that only",
         "begin an episode take time but do not count. Bytes: what one more environment takes of the process's memory.",
     ]
@@ -200,12 +201,6 @@ def table(costs: list[Cost], columns: tuple[str, ...]) -> list[str]:
         numbers = [f"{cost.median:.3g}", f"{cost.best:.3g}", f"{call:,.0f}", each]
         lines.append("| " + " | ".join([*said, *numbers]) + " |")
     return lines
-
-
-def processor() -> str:
-    """Name of the processor, where Linux tells it."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def plot(costs: list[Cost], figure: Any) -> None:

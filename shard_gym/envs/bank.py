@@ -12,6 +12,7 @@ from gymnasium.spaces import Space
 
 from shard_gym.envs.episodes import FIXED_ORDERS, Episode, Prepared
 from shard_gym.envs.observations import OBSERVATIONS, SPLIT_OBSERVATIONS, Observation
+from shard_gym.envs.rewards import REWARDS, Reward
 from shard_gym.errors import InvalidTask, UnknownName
 from shard_gym.plan.nodes import Nodes
 from shard_gym.simulators import Simulator
@@ -100,14 +101,9 @@ class Settings:
         return (SPLIT_OBSERVATIONS if self.bank.split_action else OBSERVATIONS)[self.observation]
 
     @property
-    def dense(self) -> bool:
-        """True if every step is paid for."""
-        return self.reward == "dense"
-
-    @property
-    def scored(self) -> bool:
-        """True if rewards need a task's worst and reference makespans."""
-        return self.reward != "balance"
+    def paid(self) -> Reward:
+        """The reward that was asked for."""
+        return REWARDS[self.reward]
 
     @cached_property
     def most_nodes(self) -> int:
@@ -120,7 +116,7 @@ class Settings:
 
     def episode(self, task: Task, index: int | None) -> Episode:
         """A task in the order that its episodes share; `index` is its place in the bank, if it is there."""
-        prepared = self.bank.prepared(task, self.simulator, index if self.scored else None)
+        prepared = self.bank.prepared(task, self.simulator, index if self.paid.scored else None)
         return Episode(prepared, FIXED_ORDERS["given" if self.order == "random" else self.order](prepared))
 
     def find(self, task: Any) -> int | None:

@@ -13,15 +13,15 @@ from gymnasium import spaces
 from shard_gym import simulators
 from shard_gym.envs import rewards
 from shard_gym.envs.bank import Bank, Settings
-from shard_gym.envs.canvas import Window
-from shard_gym.envs.drawing import picture
+from shard_gym.envs.drawing import Window, picture
 from shard_gym.envs.episodes import ORDERS, Episode, hashed, shuffled, task_index
 from shard_gym.envs.observations import OBSERVATIONS
 from shard_gym.envs.render import describe
-from shard_gym.envs.rewards import REWARDS
+from shard_gym.envs.rewards import INFOS, NUMBERS, REWARDS
 from shard_gym.envs.states import State
 from shard_gym.errors import InvalidTask, ShardGymError, UnknownName
-from shard_gym.simulators import FastSimulator, Simulator
+from shard_gym.plan.plan import Plan
+from shard_gym.simulators import FastSimulator, Latency, Simulator
 from shard_gym.task.suites import Suite
 from shard_gym.task.task import Task
 
@@ -37,75 +37,23 @@ class BadAction(ShardGymError, gym.error.InvalidAction):
 class ShardingEnv(gym.Env[Any, Any]):
     """Place a task's embedding tables on K devices, one a step, so that the slowest device is fast.
 
-    `gym.make("ShardGym-MetaSyn-80x8", split="train")`, or `ShardingEnv(tasks=[my_task, ...])`.
+    `gym.make("ShardGym-Core-60x4-Flat", split="train")`, or `ShardingEnv(tasks=[my_task, ...])`.
 
-    **Episodes.** An episode places every table of one task once. Which task is a hash of the environment's
-    seed and the episode's number: `reset(seed=s)` sets the seed and episode 0, `reset()` moves on to the next
-    one, and an environment never seeded draws a seed. `reset(options={"task": task})` plays that task instead
-    and does not take a number. Tables come in descending predicted cost of each alone, ties by index
-    (`order="cost"`), by bytes (`"size"`, the default of Tight suites, where cost order runs into dead ends),
-    as listed (`"given"`), or in an order of each episode's own (`"random"`).
+    An action is the device of the next table; on `-Split` ids action K halves its columns. `info["action_mask"]` and
+    `action_masks()` say where it may go. A table may be put elsewhere: the penalty comes at the end. Which task an
+    episode plays follows from the seed; `reset(options={"task": task})` plays that one.
 
-    **Actions.** `Discrete(K)`: the device of the next table. A table may be put where it must not go; the
-    penalty comes at the end. `action_masks()`, and `info["action_mask"]` after `reset` and `step`, say where
-    it may go by memory and by the task's constraints (room is kept for what must stay somewhere); all ones when
-    it may go nowhere.
-
-    **Splits.** `-Split` ids, and a `Bank` with `split_action`, have `Discrete(K + 1)`: action K halves the next
-    table's columns. Its two halves are tables like any other: they wait their turn in the episode's order, never
-    before the table they come from, and may be halved again, three times in all, while their columns stay a
-    multiple of 4. The task says which tables may be split (`splits_allowed`; none that its constraints name, and
-    with `max_moves` none). The mask is [K + 1], its last entry 1 where a split is legal; where the table fits
-    nowhere but may be split, only the split is 1.
-    An illegal split is no error: the table goes to the device with the most free bytes, ties to the lowest index.
-
-    **Observations.** `observation="table"` (default) is `Box[22]`: the 21 features of the next table,
-    standardised by constants from the suite's training tables, and the share of tables placed. It does not
-    show the devices, so it is *not* Markov: use a recurrent policy. At the end: zeros and 1. `"full"` is a
-    `Dict`: `table` (as above), `devices` [K, 4 + H] (used memory over the device's own, free memory over the
-    largest device's, predicted cost over an even share of all tables' single costs, speed over the fastest,
-    the sum of its tables' embeddings over an even share), `remaining` [5] (tables, summed single cost, bytes
-    and columns left, and the dearest left over the dearest of all) and `action_mask` [K]. It is what a
-    feed-forward policy can use, but tables still to come are only summed up, so it is nearly Markov, not
-    quite. `"ahead"` adds `ahead` [K]: each device's predicted cost, scaled as in `devices`, if the next table went
-    there (at the end, what it costs). `"set"` is Markov within a suite, a `Dict` padded to the bank's longest task:
-    `tables` [N, 21], `sizes` [N] (bytes over the largest device's), `device` [N] (-1: not placed), `order` [N]
-    (table of each step, -1: padding), `position` [1], `capacity` and `speed` [K], `action_mask` [K].
-
-    With split actions halves count as tables in all of them: the share placed is of the tables and halves that
-    there are by now, and `remaining` is over what there was before any split (so it may exceed 1), its last entry
-    the dearer of the next one and of the tables still whole. `"set"` lists nodes instead of tables: table by table,
-    the whole table, then a half, a quarter and an eighth of it, as far as it may be split. `left` [M] is how many
-    pieces of each wait, `placed` [M, K] how many each device holds, `position` where in `order` the next one is.
-
-    **Rewards** are 0 before the end. `reward="balance"` (default of kernel suites): the fastest over the
-    slowest device's computation, or -max_k((used - capacity) / capacity) when a device is over. `"latency"`
-    (default of iteration suites): -makespan / reference, or -(R + overshoot), where R is the worst device
-    holding everything, over the reference; a suite's reference is the mean makespan of random plans where it is
-    frozen for the simulator (it is for planner and judge), any
-    other task's is that worst device (neither splits). A feasible plan is never held to be worse than R, so every
-    infeasible end scores below every feasible one. `"dense"` pays at each step what the partial plan's score
-    changed, nothing for a split; it sums to `"latency"`. A broken constraint of the task counts as an overshoot
-    of one.
-
-    **Ends.** `terminated` with the last table, never `truncated`. The last `info` holds `plan` (with its splits),
-    `latency`, `makespan` (ms), `balance`, `feasible` (memory and constraints), `task` (its hash), and where the
-    simulator knows them the slowest device's `spread` (ms) and `distance` (of its tables from those fitted;
-    0 inside).
-
-    **Devices** may differ in memory and speed (`Task.memory`, `Task.speed`) and share links in groups
-    (`Task.links`). Masks follow memory, costs speed and links; all but `"table"` show memory and speed.
-
-    **Arguments.** `tasks`: a suite's name, tasks, or a `Bank`, which may scale features (raw by default).
-    `split`: "train", "val" or "test". `simulator`: an id or a simulator; the suite's planner by default. One
-    that is not fast serves "table" and "set"; give it `order="size"`, or it costs every table alone first.
-    `render_mode`: "ansi" (text), "rgb_array" (a picture), or "human" (a window, drawn after `reset` and `step`);
-    pictures need pygame, `pip install "shard-gym[render]"`.
+    `observation`: "table" (default; the papers' 22 numbers, which do not show the devices), "full", "ahead", "flat"
+    (one row of numbers, for feed-forward policies) or "set" (all tables). `reward`: "latency" (at the end, minus the
+    makespan over a random plan's), "dense" (the same in parts, at each step) or "balance". `order` of the
+    tables: "cost", "size", "given" or "random". `simulator`: who predicts costs. `info`: "numbers", or "full" with plan
+    and latency of ends, which are attributes too. `render_mode`: "ansi", "rgb_array" or "human". Everything else is in
+    docs/environment.md.
     """
 
     metadata = {"render_modes": ["ansi", "rgb_array", "human"], "render_fps": 8}  # noqa: RUF012  # gymnasium's own declaration
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what gymnasium.make takes
         self,
         tasks: str | Suite | Bank | Sequence[Task],
         split: str = "train",
@@ -114,6 +62,7 @@ class ShardingEnv(gym.Env[Any, Any]):
         order: str | None = None,
         simulator: str | Simulator | None = None,
         render_mode: str | None = None,
+        info: str = "numbers",
     ) -> None:
         self.bank = bank = Bank.of(tasks, split)
         suite, task = bank.suite, bank.tasks[0]
@@ -123,13 +72,15 @@ class ShardingEnv(gym.Env[Any, Any]):
         self.observation = _known("observation", observation, OBSERVATIONS)
         self.reward = _known("reward", default_reward if reward is None else reward, REWARDS)
         self.order = _known("order", default_order if order is None else order, ORDERS)
+        self.info = _known("info", info, INFOS)
         self.render_mode = _known("render_mode", render_mode, (None, *self.metadata["render_modes"]))
         self.simulator = _simulator(default_simulator if simulator is None else simulator)
         self.settings = settings = Settings(bank, self.observation, self.reward, self.order, self.simulator)
         self.most_nodes, shown = settings.most_nodes, settings.shown
         if shown.needs_sums and not isinstance(self.simulator, FastSimulator):
-            raise InvalidTask(f'"{observation}" shows embeddings, {self.simulator.id} has none: use "table" or "set"')
-        self._observe, self._dense, self._track = shown.observe, settings.dense, settings.dense or shown.needs_sums
+            raise InvalidTask(f'"{observation}" needs embeddings, {self.simulator.id} has none: use "table" or "set"')
+        self._observe, self._dense = shown.observe, settings.paid.dense
+        self._track = self._dense or shown.needs_sums
         self._played: dict[int, Episode] = {}  # tasks of the bank that were drawn before
         self._seed, self._episode = -1, 0
         self._state: State | None = None
@@ -152,7 +103,7 @@ class ShardingEnv(gym.Env[Any, Any]):
         self._over, self._paid = False, 0.0
         if self.render_mode == "human":
             self.render()
-        return self._observe(state, self.most_nodes), {"action_mask": state.mask()}
+        return self._observe(state, self.most_nodes), {"action_mask": state.mask(), **NUMBERS}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Put the next table on device `action`; with split actions K halves it."""
@@ -167,13 +118,28 @@ class ShardingEnv(gym.Env[Any, Any]):
         if self.render_mode == "human":
             self.render()
         shown = self._observe(state, self.most_nodes)
-        self._over = state.done
-        if self._over:
-            p = state.episode.prepared
-            end = rewards.outcome(p.task, state.plan(), state.latency(), state.free)
-            reward = rewards.end_reward(self.reward, p, end) - self._paid
-            return shown, reward, True, False, end.info(p, state.mask())
-        return shown, self._pay(state) if self._dense else 0.0, False, False, {"action_mask": state.mask()}
+        told, self._over = {"action_mask": state.mask()}, state.done
+        if not self._over:
+            return shown, self._pay(state) if self._dense else 0.0, False, False, told | NUMBERS
+        p = state.episode.prepared
+        end = rewards.outcome(p.task, state.plan(), state.latency(), state.free)
+        told |= end.numbers(p.task) if self.info == "numbers" else end.numbers(p.task) | end.objects(p.task)
+        return shown, rewards.end_reward(self.settings.paid, p, end) - self._paid, True, False, told
+
+    @property
+    def task(self) -> Task:
+        """The task of this episode."""
+        return self._started().episode.prepared.task
+
+    @property
+    def plan(self) -> Plan:
+        """The plan so far, whole when the episode is over; -1 where nothing is placed yet."""
+        return self._started().plan()
+
+    @property
+    def latency(self) -> Latency:
+        """The latency of the plan so far."""
+        return self._started().latency()
 
     def action_masks(self) -> np.ndarray:
         """`info["action_mask"]` as bools: where the next table may go. The name is sb3-contrib's."""
@@ -251,19 +217,6 @@ class ShardingEnv(gym.Env[Any, Any]):
     def _refuse_step(self) -> NoReturn:
         self._started()
         raise NoEpisode("every table is placed and the episode is over: call reset() before the next step")
-
-
-def make_env(
-    suite: str,
-    split: str = "train",
-    observation: str = "table",
-    reward: str | None = None,
-    order: str | None = None,
-    simulator: str | Simulator | None = None,
-    render_mode: str | None = None,
-) -> ShardingEnv:
-    """The environment of a suite; what the ids are registered with."""
-    return ShardingEnv(suite, split, observation, reward, order, simulator, render_mode)
 
 
 def _known(kind: str, name: Any, valid: Any) -> Any:

@@ -50,6 +50,7 @@ class Scales(NamedTuple):
     embedding: Any  # an even share of all tables' embeddings, (..., H)
     speed: Any  # speed of the device over the fastest one's: shown as it is
     num_devices: int
+    pace: Any = None  # time of a table on the device over that on the first one; for "flat"
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +125,8 @@ class Prepared:
     def scales(self) -> Scales:
         """Units in which numbers of its devices are shown."""
         capacity = self.task.capacity
-        return Scales(capacity, capacity.max(), self.total_cost, self.even_share, self.speed, len(capacity))
+        share, pace = self.even_share, self.speed[0] / self.speed
+        return Scales(capacity, capacity.max(), self.total_cost, share, self.speed, len(capacity), pace)
 
     @cached_property
     def worst(self) -> float:

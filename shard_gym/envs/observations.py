@@ -1,10 +1,10 @@
-"""Observations of policies: four of them, each a space and a function of the episode's state."""
+"""Observations of policies: five of them, each a space and a function of the episode's state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -13,10 +13,14 @@ from shard_gym.envs.episodes import Prepared, Scales
 from shard_gym.envs.states import State
 from shard_gym.plan.nodes import MOST_HALVINGS
 from shard_gym.simulators import FastSimulator
-from shard_gym.simulators.base import costs_with
+from shard_gym.simulators.base import along_devices, costs_with
 from shard_gym.tables.pool import FEATURES
 
 WIDTH = len(FEATURES) + 1
+STATE = WIDTH + 7  # numbers of "flat" before those of devices
+PER_DEVICE = 4  # numbers of "flat" for each device, beside the mask
+LIMIT = 5.0  # numbers of "flat" are cut off there
+FAR, TINY = 1e300, 1e-12  # ms
 INF = np.inf
 
 
@@ -99,16 +103,70 @@ def ahead(state: State, most: int) -> dict[str, np.ndarray]:
     return shown | {"ahead": (cost * len(cost) / p.total_cost).astype(np.float32)}
 
 
+class Next(NamedTuple):
+    """The next piece, zeros at the end; numbers, or columns (n, 1) and rows (n, ...) of many episodes."""
+
+    row: np.ndarray  # (22,) the "table" observation
+    alone: Any  # single cost, ms
+    size: Any  # bytes
+    remaining: np.ndarray  # (5,)
+    mask: np.ndarray  # (A,)
+
+
+def flat_width(devices: int, actions: int) -> int:
+    """Numbers of "flat"."""
+    return STATE + PER_DEVICE * devices + actions
+
+
+def flat_space(prepared: Prepared, most: int) -> spaces.Box:
+    """One row of numbers within LIMIT of 0."""
+    return _box(-LIMIT, LIMIT, flat_width(prepared.task.num_devices, prepared.num_actions))
+
+
+def flat(state: State, most: int) -> np.ndarray:
+    """The next table, what remains, each device, and last the mask, in one row."""
+    p, alone, size = state.episode.prepared, 0.0, 0
+    if not state.done:
+        node = state.episode.nodes[state.position]
+        alone, size = p.alone[node], p.sizes[node]
+    piece = Next(state.row(), alone, size, state.remaining(), state.mask())
+    shown = np.empty(flat_width(p.scales.num_devices, p.num_actions), np.float32)
+    put_flat(shown, p.scales, piece, state.free, state.latency().cost(p.task.objective))
+    return shown
+
+
+def put_flat(shown: np.ndarray, scales: Scales, piece: Next, free: np.ndarray, cost: np.ndarray) -> None:
+    """Put the observation "flat" into (..., W), from bytes left and costs of devices, (..., K).
+
+    A device's gap is behind / (behind + alone): what it would cost with the next table more than the best device where
+    the table may go, and what the table costs alone. 0 is the best device, 1 one where the table may not go.
+    """
+    k, share = scales.num_devices, scales.cost / scales.num_devices
+    costs, gaps, room, speeds = (shown[..., at : at + k] for at in range(STATE, STATE + PER_DEVICE * k, k))
+    shown[..., :WIDTH] = piece.row
+    shown[..., WIDTH : WIDTH + 1] = piece.alone / share
+    shown[..., WIDTH + 1 : WIDTH + 2] = piece.size / scales.largest
+    shown[..., WIDTH + 2 : STATE] = piece.remaining
+    costs[...] = cost / share
+    ahead = np.where(piece.mask[..., :k], cost + piece.alone * scales.pace, FAR)
+    behind = ahead - np.minimum(along_devices(np.minimum, ahead), FAR / 2)
+    gaps[...] = behind / (behind + (piece.alone + TINY))
+    room[...] = free / scales.largest
+    speeds[...] = scales.speed
+    shown[..., STATE + PER_DEVICE * k :] = piece.mask
+    np.clip(shown, -LIMIT, LIMIT, out=shown)
+
+
 def set_space(prepared: Prepared, most: int) -> spaces.Dict:
     """All tables and where they are, padded to `most` tables."""
-    return _listed_space(prepared, most, device=_box(-1, prepared.task.num_devices - 1, most, dtype=np.int64))
+    return _listed_space(prepared, most, placement=_box(-1, prepared.task.num_devices - 1, most, dtype=np.int64))
 
 
 def set_(state: State, most: int) -> dict[str, np.ndarray]:
     """All tables, where they are, their order and the devices; past the last table is padding."""
-    device = np.full(most, -1)
-    device[state.episode.order[: state.position]] = state.actions
-    return _listed(state, most, device=device)
+    placement = np.full(most, -1)
+    placement[state.episode.order[: state.position]] = state.actions
+    return _listed(state, most, placement=placement)
 
 
 def split_set_space(prepared: Prepared, most: int) -> spaces.Dict:
@@ -164,6 +222,7 @@ OBSERVATIONS = {
     "table": Observation(table_space, table),
     "full": Observation(full_space, full, needs_sums=True),
     "ahead": Observation(ahead_space, ahead, needs_sums=True),
+    "flat": Observation(flat_space, flat, needs_sums=True),
     "set": Observation(set_space, set_),
 }
 SPLIT_OBSERVATIONS = OBSERVATIONS | {"set": Observation(split_set_space, split_set)}  # with split actions

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypedDict, Unpack
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
@@ -27,7 +28,11 @@ from shard_gym.task.task import Task
 TRIES = 1_000  # draws for one task, at most
 _CUTS = (3 / 5, 4 / 5)  # shares of the pool's tables where train ends, and val
 _NEEDED = ("tables", "devices", "memory_gb", "tables_per_task")
-_SHOWN = ("observation", "reward", "order", "simulator", "render_mode")  # arguments of ShardingEnv
+_SHOWN = ("observation", "reward", "order", "simulator", "render_mode", "info")  # arguments of ShardingEnv
+
+
+class MissingSetting(InvalidTask, gym.error.MissingArgument):
+    """A setting that tables of one's own need is not given."""
 
 
 class BankSettings(TypedDict, total=False):
@@ -93,13 +98,16 @@ def own_bank(
 def make_own_env(**settings: Any) -> ShardingEnv:
     """The environment of tasks drawn from your own tables: `own_bank`'s arguments, and `ShardingEnv`'s but `tasks`."""
     if missing := [name for name in _NEEDED if name not in settings]:
-        raise InvalidTask(
+        raise MissingSetting(
             f"tables of your own need {', '.join(_NEEDED)}, and {missing[0]} is missing: "
             'gym.make("ShardGym-Own", tables="tables.csv", devices=4, memory_gb=16, tables_per_task=40)'
         )
     refuse_unknown(settings, (*_NEEDED, "num_tasks", "seed", "split", *BankSettings.__annotations__, *_SHOWN))
     shown = {name: settings.pop(name) for name in _SHOWN if name in settings}
     return ShardingEnv(own_bank(**settings), **shown)
+
+
+make_own_env.metadata = ShardingEnv.metadata  # type: ignore[attr-defined]  # where gymnasium looks for render modes
 
 
 def make_own_vector_env(

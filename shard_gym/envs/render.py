@@ -11,7 +11,7 @@ from shard_gym.memory.usage import piece_bytes
 from shard_gym.tables.pool import GB
 
 _BAR = 30  # characters of the longest bar
-_UNITS = {"GB": GB, "MB": 2**20, "kB": 2**10}
+_UNITS = {"GiB": GB, "MiB": 2**20, "KiB": 2**10}
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def describe(state: State) -> str:
     task = state.episode.prepared.task
     cost, held = state.latency().cost(task.objective), state.held()[1].tolist()
     longest = cost.max() or 1.0
-    lines = [f"{'device':>6} {'tables':>6} {'GB':>8} {'of GB':>8}  cost in ms"]
+    lines = [f"{'device':>6} {'tables':>6} {'GiB':>8} {'of GiB':>8}  cost in ms"]
     for d, (free, memory) in enumerate(zip(state.free, task.memory, strict=True)):
         bar = "#" * round(_BAR * float(cost[d] / longest))
         over = "  OVER" if free < 0 else ""
@@ -78,5 +78,5 @@ def _next_table(state: State) -> str:
     table = waiting(state)
     if table is None:
         return "all tables are placed"
-    kind = f"{table.rows:,} rows of {table.dim}, pooling {table.pooling:.1f}, {table.size / GB:.3f} GB"
+    kind = f"{table.rows:,} rows of {table.dim}, pooling {table.pooling:.1f}, {table.size / GB:.3f} GiB"
     return f"next: {table.name!r} ({kind}), {state.num_placed + 1} of {state.num_pieces}"

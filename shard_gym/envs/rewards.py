@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,9 @@ from shard_gym.plan.violations import broken_constraints
 from shard_gym.simulators import Latency
 from shard_gym.task.task import Task
 
-REWARDS = ("balance", "latency", "dense")
+INFOS = ("numbers", "full")
+# What infos tell of ends, as it is before them.
+NUMBERS: dict[str, Any] = {"makespan": 0.0, "balance": 0.0, "feasible": False, "spread": 0.0, "distance": 0.0}
 
 
 @dataclass(frozen=True)
@@ -30,22 +33,17 @@ class Outcome:
     balance: float
     excess: float  # 0 if the plan can be used; else how badly it breaks memory and constraints
 
-    def info(self, prepared: Prepared, mask: np.ndarray) -> dict[str, Any]:
-        """The final info of the environment; "spread" and "distance" are the slowest device's, where known."""
-        told = {
-            "action_mask": mask,
-            "plan": self.plan,
-            "latency": self.latency,
-            "makespan": self.makespan,
-            "balance": self.balance,
-            "feasible": self.excess == 0,
-            "task": prepared.task.hash,
-        }
+    def numbers(self, task: Task) -> dict[str, Any]:
+        """NUMBERS of the end; "spread" and "distance" are the slowest device's, 0 where the simulator knows none."""
+        told = NUMBERS | {"makespan": self.makespan, "balance": self.balance, "feasible": self.excess == 0}
         for name in ("spread", "distance"):
-            values = getattr(self.latency, name)
-            if values is not None:
-                told[name] = float(values[self.latency.cost(prepared.task.objective).argmax()])
+            if (values := getattr(self.latency, name)) is not None:
+                told[name] = float(values[self.latency.cost(task.objective).argmax()])
         return told
+
+    def objects(self, task: Task) -> dict[str, Any]:
+        """Plan, latency and the task's hash, which the environment tells too if asked for."""
+        return {"plan": self.plan, "latency": self.latency, "task": task.hash}
 
 
 def outcome(task: Task, plan: Plan, latency: Latency, free: np.ndarray) -> Outcome:
@@ -62,12 +60,12 @@ def _excess(task: Task, plan: Plan, free: np.ndarray) -> float:
     return over + len(broken_constraints(task, plan))
 
 
-def balance_reward(balance: Any, excess: Any) -> Any:
+def balance_reward(makespan: Any, balance: Any, excess: Any, worst: Any, reference: Any) -> Any:
     """AutoShard's reward: balance, or minus the excess."""
     return np.where(np.asarray(excess) > 0, -np.asarray(excess), balance)
 
 
-def latency_reward(makespan: Any, excess: Any, worst: Any, reference: Any) -> Any:
+def latency_reward(makespan: Any, balance: Any, excess: Any, worst: Any, reference: Any) -> Any:
     """Minus the makespan over the reference; a plan that cannot be used scores below every one that can.
 
     Hence no usable plan may cost more than all tables on one device (`worst`). Without splits the roofline's never
@@ -77,15 +75,30 @@ def latency_reward(makespan: Any, excess: Any, worst: Any, reference: Any) -> An
     return -np.where(np.asarray(excess) > 0, worst / reference + excess, feasible)
 
 
-def end_reward(name: str, prepared: Prepared, end: Outcome) -> float:
-    """The whole return of an episode under any of the rewards: "dense" sums to "latency"."""
-    if name == "balance":
-        return float(balance_reward(end.balance, end.excess))
-    return float(latency_reward(end.makespan, end.excess, prepared.worst, prepared.reference))
+@dataclass(frozen=True)
+class Reward:
+    """A reward: the whole return of an episode, from numbers or arrays, and how it is paid."""
+
+    worth: Callable[[Any, Any, Any, Any, Any], Any]  # of makespan, balance, excess, and the task's worst and reference
+    scored: bool = True  # False: it does without worst and reference, which are not worked out for it
+    dense: bool = False  # paid step by step, as `latency_reward` of the partial plan changes; else at the end
+
+
+REWARDS = {
+    "balance": Reward(balance_reward, scored=False),
+    "latency": Reward(latency_reward),
+    "dense": Reward(latency_reward, dense=True),
+}
+
+
+def end_reward(reward: Reward, prepared: Prepared, end: Outcome) -> float:
+    """The whole return of an episode."""
+    scale = (prepared.worst, prepared.reference) if reward.scored else (0.0, 1.0)
+    return float(reward.worth(end.makespan, end.balance, end.excess, *scale))
 
 
 def return_so_far(state: State) -> float:
     """The "dense" rewards of an unfinished episode, summed: its partial plan, whether or not it fits."""
     p = state.episode.prepared
     makespan = state.latency().makespan(p.task.objective)
-    return float(latency_reward(makespan, 0.0, p.worst, p.reference))
+    return float(latency_reward(makespan, None, 0.0, p.worst, p.reference))

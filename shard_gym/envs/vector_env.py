@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, SupportsIndex
 
@@ -15,7 +15,17 @@ from gymnasium.vector.utils import batch_space
 from shard_gym.envs.env import BadAction, NoEpisode, ShardingEnv
 from shard_gym.envs.episodes import hashed, task_index
 from shard_gym.envs.rewards import latency_reward
-from shard_gym.envs.vector.ends import Ends, Infos, Later, RunningCosts, end_rewards, judged, objects, spread_out
+from shard_gym.envs.states import State
+from shard_gym.envs.vector.ends import (
+    Ends,
+    RunningCosts,
+    before_ends,
+    end_rewards,
+    judged,
+    objects,
+    spread_out,
+    told_where,
+)
 from shard_gym.envs.vector.shelf import Shelf
 from shard_gym.envs.vector.states import Record, States
 from shard_gym.envs.vector.views import each, make_view
@@ -30,6 +40,11 @@ MANY_DEVICES = 16
 # was freed once; then it keeps as much. Half as many steps a second again.
 SPARE = 2**23
 _NONE = np.zeros(0, np.int64)
+_OF_STATE: dict[str, Callable[[State], Any]] = {
+    "task": lambda state: state.episode.prepared.task,
+    "plan": State.plan,
+    "latency": State.latency,
+}
 _MASK = 2**64 - 1  # seeds are told apart by their last 64 bits
 
 
@@ -55,9 +70,9 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
     that are over, by `reset_mask`, before the next step.
 
     **Infos.** `info["action_mask"]` is one int8 array (n, K), or (n, K + 1) with split actions; `action_masks()`
-    is the same as bool. At ends there is an array for each key of `ShardingEnv`'s last info, and beside
-    `info["plan"]`, say, `info["_plan"]`, True where it is told. Plans, latencies and `final_obs` become objects
-    when first looked at, so they cost nothing where nobody does.
+    is the same as bool. There is an array for each key of `ShardingEnv`'s infos, and beside `info["makespan"]`,
+    say, `info["_makespan"]`, True where it is told. With `info="full"` a plan is made for each episode that ends,
+    which takes longer than its steps.
 
     **Arrays.** What is returned is yours, unless `copy=False`: then observations are views of arrays that the next
     `step` or `reset` overwrites, which saves time where they are large.
@@ -72,7 +87,7 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         self.render_mode, self.bank, self.simulator = env.render_mode, env.bank, env.simulator
         self.single_action_space, self.single_observation_space = env.action_space, env.observation_space
         self.num_actions = int(env.action_space.n)  # type: ignore[attr-defined]
-        self._dense, self._shelf = env.settings.dense, Shelf(env.settings)
+        self._dense, self._shelf = env.settings.paid.dense, Shelf(env.settings)
         summed = self._dense or self._shelf.full
         track = summed or env.bank.split_action or env.num_devices >= MANY_DEVICES
         self._states = states = States(self._shelf, self.num_envs, track and self._shelf.width > 0)
@@ -83,6 +98,7 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         self._paid = np.zeros(self.num_envs)  # dense rewards of these episodes so far
         self._over = _NONE  # environments whose episodes are over
         self._started = False
+        self._own: dict[str, tuple[Any, ...]] = {}  # attributes that the caller has set
         np.empty(SPARE, np.uint8)  # freed at once
 
     @cached_property
@@ -116,7 +132,7 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         self._begin(envs, slot)
         self._started = True
         self._over = np.setdiff1d(self._over, envs)
-        return self._shown({})
+        return self._shown()
 
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Do with the next piece of each environment as told; see the class about ends."""
@@ -124,11 +140,11 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         states.place(self._checked(actions))
         self._view.placed()
         terminated = states.over()
-        rewards, over, infos = np.zeros(self.num_envs), np.flatnonzero(terminated), dict[str, Any]()
+        rewards, over, infos = np.zeros(self.num_envs), np.flatnonzero(terminated), None
         if len(over):
             ends = judged(self._shelf, states, over)
             rewards[over] = end_rewards(self._shelf, states, ends) - self._paid[over]
-            infos = self._told(ends)
+            infos = self._told(ends, terminated.copy())
         again = over if self.autoreset_mode is SAME_STEP else self._over
         if len(again):
             self._begin(again)
@@ -137,6 +153,40 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         if self._dense:
             self._pay(rewards, over, again)
         return shown, rewards, terminated, np.zeros(self.num_envs, bool), infos
+
+    @property
+    def longest_episode(self) -> int:
+        """The most steps that an episode takes."""
+        return self._shelf.most_steps
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Values of each environment: its mask, picture, task, plan or latency, or an attribute that all share."""
+        if name == "action_masks":
+            return tuple(self.action_masks())
+        if name == "render":
+            return self.render() or (None,) * self.num_envs
+        if name in _OF_STATE:
+            self._check_started()
+            record = Record.of(self._states, np.arange(self.num_envs))
+            return tuple(_OF_STATE[name](record.state(i)) for i in range(self.num_envs))
+        if name in self._own:
+            return self._own[name]
+        if callable(value := getattr(self.env, name)):
+            raise AttributeError(f"environments that are stepped together have no {name} of their own")
+        return (value,) * self.num_envs
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """A value of each environment, see `call`."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of the caller's own, one value or a list with one for each; `get_attr` tells it."""
+        if name in vars(self.env) or hasattr(type(self.env), name):
+            raise AttributeError(f"environments that are stepped together share {name}: make others to change it")
+        given = tuple(values) if isinstance(values, list | tuple) else (values,) * self.num_envs
+        if len(given) != self.num_envs:
+            raise BadBatch(f"values are a list with one for each of {self.num_envs} environments, got {len(given)}")
+        self._own[name] = given
 
     def action_masks(self) -> np.ndarray:
         """Masks of each next piece, bool (n, K), or (n, K + 1) with split actions. The name is sb3-contrib's."""
@@ -152,25 +202,26 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         record = Record.of(self._states, np.arange(self.num_envs))
         return tuple(self.env.draw(record.state(i)) for i in range(self.num_envs))
 
-    def _shown(self, infos: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Observations and infos after a step or reset."""
+    def _shown(self, ended: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Observations and infos after a step or reset; `ended` is told of ends."""
         self._states.look()
         if self._costs is not None:
             self._costs.update()
         self._view.update()
-        infos["action_mask"], infos["_action_mask"] = self._states.masks(), np.ones(self.num_envs, bool)
-        return self._view.show(infos["action_mask"]), infos
+        masks, everywhere = self._states.masks(), np.ones(self.num_envs, bool)
+        infos = told_where({"action_mask": masks, **before_ends(self.num_envs)}, everywhere) | (ended or {})
+        return self._view.show(masks), infos
 
-    def _told(self, ends: Ends) -> Infos:
+    def _told(self, ends: Ends, over: np.ndarray) -> dict[str, Any]:
         """Infos of ends; where new episodes follow in the same step, beside what ended."""
-        n, infos = self.num_envs, ends.info(self.num_envs)
+        n, numbers = self.num_envs, ends.numbers(self.num_envs)
+        told = told_where(ends.objects(n), over) if self.env.info == "full" else {}
         if self.autoreset_mode is not SAME_STEP:
-            return infos
+            return numbers | told
         last, masks = self._view.final(ends.envs, ends.cost), self._states.final_masks(len(ends.envs))
-        where = infos["_task"]
-        infos["action_mask"], infos["_action_mask"] = spread_out(masks, ends.envs, n), where
-        final_obs = Later(lambda: spread_out(objects(each(last)), ends.envs, n))
-        return Infos({"final_obs": final_obs, "_final_obs": where, "final_info": infos, "_final_info": where})
+        told |= told_where({"action_mask": spread_out(masks, ends.envs, n), **numbers}, over)
+        final_obs = spread_out(objects(each(last)), ends.envs, n)
+        return told_where({"final_obs": final_obs, "final_info": told}, over)
 
     def _begin(self, envs: np.ndarray, slot: int | None = None) -> None:
         """New episodes, of the task in a slot if there is one."""
@@ -191,7 +242,7 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         """The dense rewards of a step, kept so that those of an episode sum to its end's."""
         assert self._costs is not None
         of, slots = self._shelf.slots, self._states.slot
-        so_far = latency_reward(self._costs.cost.max(axis=1), 0.0, of.worst[slots], of.reference[slots])
+        so_far = latency_reward(self._costs.cost.max(axis=1), None, 0.0, of.worst[slots], of.reference[slots])
         ends = rewards[over]
         np.subtract(so_far, self._paid, out=rewards)
         rewards[again], so_far[again] = 0, 0
@@ -248,10 +299,20 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
 
 
 def make_vector_env(
-    suite: str, num_envs: int = 1, autoreset_mode: str | AutoresetMode = NEXT_STEP, copy: bool = True, **settings: Any
+    num_envs: int = 1,
+    autoreset_mode: str | AutoresetMode = NEXT_STEP,
+    copy: bool = True,
+    max_episode_steps: int | None = None,
+    **settings: Any,
 ) -> ShardingVectorEnv:
-    """The vector environment of a suite; what the ids are registered with. Settings are `ShardingEnv`'s arguments."""
-    return ShardingVectorEnv(ShardingEnv(suite, **settings), num_envs, autoreset_mode, copy)
+    """The vector environment of a suite; what the ids are registered with. Settings are `ShardingEnv`'s arguments.
+
+    Episodes end by themselves: a `max_episode_steps` that would cut one short is refused.
+    """
+    env = ShardingVectorEnv(ShardingEnv(**settings), num_envs, autoreset_mode, copy)
+    if max_episode_steps is not None and max_episode_steps < (longest := env.longest_episode):
+        raise BadBatch(f"episodes take up to {longest} steps and are never cut short, not after {max_episode_steps}")
+    return env
 
 
 def _count(num_envs: Any) -> int:

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from shard_gym.envs.drawing import DARK_BLUE, GREY, LIGHT_BLUE, ORANGE, Canvas
 from shard_gym.envs.env import BadAction, NoEpisode
 from shard_gym.envs.episodes import task_index
 from shard_gym.errors import InvalidTask, UnknownName
@@ -25,6 +26,7 @@ STRETCHES = 64  # of rows, an episode's steps
 FIRST = 1e-6  # share of all rows in the first stretch; each further one is larger by the same factor
 WIDTH = 11  # of an observation
 _CHOICES = "choose 0 for DP, 1 for Flex, 2 for RW"
+COLOURS = (DARK_BLUE, LIGHT_BLUE, ORANGE)  # of the tiers
 SLACK = 1e-9  # share of the memory that rounding may take
 
 
@@ -122,20 +124,21 @@ class FlexEnv(gym.Env[np.ndarray, np.int64]):
 
     **Reward**, 0 before the end: minus the step's communication over that of RW; if a GPU is over its memory, minus the
     worst that any plan could take and the overshoot, below every plan that fits. `info["action_mask"]` and
-    `action_masks()` leave the tiers after which all rows can still be held. The last `info` has `tiers`, `comm_ms`,
-    `memory_bytes`, `feasible` and `task`, the index in the bank.
+    `action_masks()` leave the tiers after which all rows can still be held. Every `info` has `task`, the index in the
+    bank, and `comm_ms`, `memory_bytes` and `feasible`, which are 0 before the end; `tiers` are those chosen so far.
     """
 
-    metadata = {"render_modes": ["ansi"], "render_fps": 8}  # noqa: RUF012  # gymnasium's own declaration
+    metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 8}  # noqa: RUF012  # gymnasium's own declaration
 
     def __init__(
         self, tasks: str | Sequence[RowTask] = "4x8", split: str = "train", render_mode: str | None = None
     ) -> None:
+        self._bank = (tasks, split) if isinstance(tasks, str) else None
         self.tasks = flex_tasks(tasks, split) if isinstance(tasks, str) else tuple(tasks)
         if not self.tasks or not all(isinstance(task, RowTask) for task in self.tasks):
             raise InvalidTask(f"tasks are a bank's name or at least one RowTask, got {tasks!r:.80}")
-        if render_mode not in (None, "ansi"):
-            raise InvalidTask(f'render_mode is None or "ansi", got {render_mode!r}')
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise UnknownName("render_mode", render_mode, (None, *self.metadata["render_modes"]))
         self.render_mode = render_mode
         self.action_space = spaces.Discrete(len(TIERS))
         self.observation_space = spaces.Box(-np.inf, np.inf, (WIDTH,), np.float32)
@@ -143,11 +146,26 @@ class FlexEnv(gym.Env[np.ndarray, np.int64]):
         self._seed, self._episode, self._index = -1, 0, 0
         self._tiers: list[int] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle a bank by its name: its tasks take megabytes."""
+        large = () if self._bank is None else ("tasks", "_stretches")
+        return {name: value for name, value in vars(self).items() if name not in large}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if self._bank is not None:
+            self.tasks = flex_tasks(*self._bank)
+            self._stretches = [Stretches(task) for task in self.tasks]
+
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Begin the next episode, the first one of `seed`, or that of `options={"task": index}`."""
         super().reset(seed=seed)
+        if not isinstance(options, Mapping | None):
+            raise InvalidTask(f"reset options are a dict, {{'task': an index}}, got {options!r:.80}")
+        for option in (options or {}).keys() - {"task"}:
+            raise UnknownName("reset option", option, ["task"])
         if seed is not None:
             self._seed, self._episode = seed, 0
         elif self._seed < 0:
@@ -158,7 +176,7 @@ class FlexEnv(gym.Env[np.ndarray, np.int64]):
             self._index = task_index(self._seed, self._episode, len(self.tasks))
             self._episode += 1
         self._tiers = []
-        return self._shown(), {"action_mask": self._mask()}
+        return self._shown(), self._info()
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Put the next stretch in a tier."""
@@ -166,22 +184,49 @@ class FlexEnv(gym.Env[np.ndarray, np.int64]):
         if len(tiers) == STRETCHES:
             raise NoEpisode("every stretch has its tier and the episode is over: call reset() before the next step")
         tiers.append(_tier(action))
-        shown, info = self._shown(), {"action_mask": self._mask()}
+        shown, info = self._shown(), self._info()
         if len(tiers) < STRETCHES:
             return shown, 0.0, False, False, info
         memory, ms, of = self._memory(), self._ms(), self._of
         overshoot = float(of.overshoot(memory))
         reward = -of.worst_ms / of.rw_ms - overshoot / of.rw_memory if overshoot else -ms / of.rw_ms
-        ends = {"tiers": tuple(tiers), "comm_ms": ms, "memory_bytes": memory, "feasible": not overshoot}
-        return shown, reward, True, False, info | ends | {"task": self._index}
+        ends = {"comm_ms": ms, "memory_bytes": memory, "feasible": not overshoot}
+        return shown, reward, True, False, info | ends
+
+    @property
+    def tiers(self) -> tuple[int, ...]:
+        """The tiers chosen so far in this episode."""
+        return tuple(self._started())
 
     def action_masks(self) -> np.ndarray:
         """`info["action_mask"]` as bools. The name is sb3-contrib's."""
         return self._mask().astype(bool)
 
-    def render(self) -> str | None:  # type: ignore[override]
-        """The tiers so far: D, F and R."""
+    def render(self) -> str | np.ndarray | None:  # type: ignore[override]
+        """The tiers so far: D, F and R, or a picture (height, width, 3) uint8."""
+        if self.render_mode == "rgb_array":
+            return self._picture()
         return "".join("DFR"[tier] for tier in self._started()) if self.render_mode == "ansi" else None
+
+    def _picture(self) -> np.ndarray:
+        """Stretches from the most frequent rows on, coloured by tier, and the memory below them."""
+        tiers, of, (left, width) = self._started(), self._of, (16, 9)
+        canvas, full = Canvas(2 * left + STRETCHES * width, 144), STRETCHES * width
+        for at in range(STRETCHES):
+            box = (left + at * width, 40, left + (at + 1) * width - 1, 80)
+            canvas.box(box, COLOURS[tiers[at]] if at < len(tiers) else GREY, outline=at >= len(tiers))
+        for name, colour, x in zip(("DP", "Flex", "RW"), COLOURS, (left, left + 60, left + 120), strict=True):
+            canvas.text(name, (x, 20), 16, colour)
+        canvas.text(f"{self._ms() / of.rw_ms:.3f} of the communication of RW", (left + full, 20), 14, align=1.0)
+        share = self._memory() / of.budget if of.budget > 0 else 1.0
+        canvas.box((left, 100, left + round(full * min(share, 1.0)), 120), ORANGE if share > 1 else DARK_BLUE)
+        canvas.box((left, 100, left + full, 120), GREY, outline=True)
+        canvas.text(f"memory {share:.1%}", (left, 132), 14)
+        return canvas.pixels()
+
+    def _info(self) -> dict[str, Any]:
+        told = {"comm_ms": 0.0, "memory_bytes": 0.0, "feasible": False, "task": self._index}
+        return {"action_mask": self._mask(), **told}
 
     @property
     def _of(self) -> Stretches:
@@ -231,11 +276,6 @@ def _tier(action: Any) -> int:
     if not 0 <= tier < len(TIERS):
         raise BadAction(f"there is no action {tier}: {_CHOICES}")
     return tier
-
-
-def make_flex_env(bank: str, split: str = "train", render_mode: str | None = None) -> FlexEnv:
-    """The environment of a bank; what the ids are registered with."""
-    return FlexEnv(bank, split, render_mode)
 
 
 @cache

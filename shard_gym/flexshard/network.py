@@ -102,7 +102,6 @@ class Rows:
 
     @property
     def row_bytes(self) -> int:
-        """One row."""
         return self.dim * self.element_bytes
 
 

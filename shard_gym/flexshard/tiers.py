@@ -244,7 +244,7 @@ def report(task: RowTask, plan: TieredPlan) -> dict[str, Any]:
 def text(task: RowTask, plan: TieredPlan) -> str:
     """The report as a table and three lines."""
     told = report(task, plan)
-    lines = [f"{'table':16} {'tier':5} {'rows':>14} {'lookups a sample':>16} {'memory GB':>10} {'comm ms':>9}"]
+    lines = [f"{'table':16} {'tier':5} {'rows':>14} {'lookups a sample':>16} {'memory GiB':>10} {'comm ms':>9}"]
     for part in told["parts"]:
         lines.append(
             f"{part['table']:16.16} {part['tier']:5} {part['rows']:14,} {part['lookups']:16,.1f} "
@@ -257,7 +257,7 @@ def text(task: RowTask, plan: TieredPlan) -> str:
     lines += [
         f"communication {told['comm_ms']:.3f} ms a step, latencies among it ({latency} ms); "
         f"all RW takes {told['rw_comm_ms']:.3f} ms, {saved:.1%} saved",
-        f"memory {memory:.3f} GB a GPU of {budget:.3f}; all RW takes {rw_memory:.3f}",
+        f"memory {memory:.3f} GiB a GPU of {budget:.3f}; all RW takes {rw_memory:.3f}",
         f"lookups in DP {dp:.1%}, Flex {flex:.1%}, RW {rw:.1%}; probabilities of rows are within "
         f"{told['curve_error']:.2%}",
     ]

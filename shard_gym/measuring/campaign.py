@@ -23,9 +23,8 @@ import numpy as np
 from shard_gym.errors import CorruptFile, ShardGymError, SimulatorError
 from shard_gym.measuring.fbgemm import Bench, Settings, simulator_id
 from shard_gym.measuring.host import hardware, pinned, versions
-from shard_gym.measuring.measurements import KINDS, Measurements
+from shard_gym.measuring.measurements import KINDS, Measurements, repeat_noise
 from shard_gym.measuring.operator import require
-from shard_gym.measuring.repeats import repeat_noise
 from shard_gym.measuring.shards import Shard, Source
 from shard_gym.records import ledger
 from shard_gym.records.files import read_json, write_whole

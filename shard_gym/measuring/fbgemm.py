@@ -129,8 +129,9 @@ class Bench:
 
     def measure(self, tables: TablePool, seed: int = 0) -> Timing:
         """Time a shard of `tables` under traces of their own statistics; `seed` picks the ids."""
-        operator = self.operator(tables)
-        rows = torch_tensor(tables.rows, self.device)
+        import torch
+
+        operator, rows = self.operator(tables), torch.tensor(tables.rows, device=self.device)
         return self.time(operator, rows, self.ids.sets(tables, np.random.default_rng([seed, len(tables)])))
 
     def operator(self, tables: TablePool) -> Any:
@@ -163,9 +164,11 @@ class Bench:
         self, operator: Any, rows: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, measured: bool
     ) -> tuple[float, float, bool]:
         """Forward ms, backward ms, and whether the host was on time."""
+        import torch
+
         s = self.settings
         check_trace(rows, s.batch, indices, offsets)
-        gradient = self._gradient(operator.total_D)
+        gradient = torch.ones(s.batch, operator.total_D, device=self.device)
         if s.cold and measured:
             self._dirt.add_(1.0)  # reads and writes: a plain fill may go past the caches
         self.hold.begin()
@@ -176,11 +179,6 @@ class Bench:
         end = mark(s.device, s.clock)
         on_time = not self.hold.late(start)
         return elapsed_ms(start, middle), elapsed_ms(middle, end), on_time
-
-    def _gradient(self, columns: int) -> torch.Tensor:
-        import torch
-
-        return torch.ones(self.settings.batch, columns, device=self.device)
 
     def _summary(self, times: tuple[float, ...]) -> tuple[float, float]:
         """Mean and standard deviation without the extremes, or the median of all."""
@@ -265,10 +263,3 @@ def simulator_id(settings: Settings) -> str:
     changed += [f"-{ours}" for ours, default in kept if ours != default]
     changed += ["-warm"] * (not settings.cold) + ["-production"] * settings.production
     return f"fbgemm:{settings.device.partition(':')[0]}{''.join(changed)}"
-
-
-def torch_tensor(array: np.ndarray, device: Any = "cpu") -> torch.Tensor:
-    """A copy of the array as a tensor on the device."""
-    import torch
-
-    return torch.tensor(array, device=device)

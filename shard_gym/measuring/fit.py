@@ -7,8 +7,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shard_gym.errors import InvalidPool, UnknownName
-from shard_gym.measuring.measurements import Measurements
+from shard_gym.measuring.host import one_thread
+from shard_gym.measuring.measurements import Measurements, at_pace_of
 from shard_gym.measuring.predictors import FOLDS, NORMAL_90, Shards, bounds, errors, shards_of
-from shard_gym.measuring.repeats import at_pace_of
 from shard_gym.records import commands
 from shard_gym.records.files import read_json
 from shard_gym.simulators import features
@@ -47,8 +46,8 @@ Tell = Callable[[int, int, float], None]  # epoch, epochs, held-out loss
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of a fit."""
+class Fitting:
+    """Effort of a fit."""
 
     epochs: int = 200
     batch: int = 256  # shards a step
@@ -56,8 +55,8 @@ class Settings:
     patience: int = 60  # epochs without a better held-out loss
 
 
-OURS = Settings()
-PUBLISHED = Settings(epochs=300, batch=512, learning_rate=1e-3)  # AutoShard's rate and batch
+OURS = Fitting()
+PUBLISHED = Fitting(epochs=300, batch=512, learning_rate=1e-3)  # AutoShard's rate and batch
 
 
 def tensor(array: np.ndarray) -> Tensor:
@@ -225,7 +224,7 @@ def fit(
     measured: Measurements,
     architecture: str = "ours",
     seed: int = 0,
-    settings: Settings | None = None,
+    settings: Fitting | None = None,
     without: str = "",
     tell: Tell | None = None,
 ) -> Weights:
@@ -239,7 +238,8 @@ def fit(
     shards = shards_of(measured)
     if len(shards) < MIN_SHARDS:
         raise InvalidPool(f"a fit needs at least {MIN_SHARDS} measured shards, got {len(shards)}")
-    with _one_thread():
+    # the order of sums, and so the result, must not depend on the machine; nor may a fit disturb its caller
+    with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         ours = ARCHITECTURES[architecture] is Ours
         net: Net = OurNet(shards, architecture) if ours else PublishedNet(shards, ARCHITECTURES[architecture], without)
@@ -263,18 +263,6 @@ def fit(
     if shards.caches != features.Caches():
         card["caches"] = asdict(shards.caches)
     return Weights(tensors, card)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """The order of sums, and so the result, must not depend on the machine; nor may a fit disturb its caller."""
-    threads, state = torch.get_num_threads(), torch.get_rng_state()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_rng_state(state)
 
 
 @dataclass
@@ -303,7 +291,7 @@ def _held_out(shards: Shards, members: int, seed: int) -> Tensor:
     return torch.from_numpy(held)
 
 
-def _train(net: Net, shards: Shards, held: Tensor, settings: Settings, seed: int, tell: Tell | None) -> list[int]:
+def _train(net: Net, shards: Shards, held: Tensor, settings: Fitting, seed: int, tell: Tell | None) -> list[int]:
     """Adam until held-out losses stop falling; leaves every member at its best and says at which epoch that was."""
     optimizer = torch.optim.Adam(net.parameters(), settings.learning_rate)
     generator = torch.Generator().manual_seed(seed)

@@ -81,21 +81,31 @@ def elapsed_ms(start: Any, end: Any) -> float:
 
 
 @contextmanager
-def pinned(device: str, core: int | None = None) -> Iterator[None]:
-    """One thread on one core while a CPU is measured; a GPU's host threads are left alone."""
+def one_thread() -> Iterator[None]:
+    """One thread of torch's: sums have one order, and small networks are faster."""
     import torch
 
-    if device != "cpu":
-        yield
-        return
-    threads, cores = torch.get_num_threads(), os.sched_getaffinity(0)
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    os.sched_setaffinity(0, {min(cores) if core is None else core})
     try:
         yield
     finally:
-        os.sched_setaffinity(0, cores)
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def pinned(device: str, core: int | None = None) -> Iterator[None]:
+    """One thread on one core while a CPU is measured; a GPU's host threads are left alone."""
+    if device != "cpu":
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    with one_thread():
+        os.sched_setaffinity(0, {min(cores) if core is None else core})
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, cores)
 
 
 def caches(device: str) -> dict[str, int]:

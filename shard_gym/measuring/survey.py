@@ -24,7 +24,7 @@ from shard_gym.errors import SimulatorError
 from shard_gym.measuring import chosen
 from shard_gym.measuring.campaign import ENDLESS, Campaign
 from shard_gym.measuring.fbgemm import Settings
-from shard_gym.measuring.measurements import Measurements
+from shard_gym.measuring.measurements import Measurements, merged, repeat_noise
 from shard_gym.measuring.operator import check_apart
 from shard_gym.measuring.predictors import (
     baselines,
@@ -36,7 +36,6 @@ from shard_gym.measuring.predictors import (
     size_table,
     table,
 )
-from shard_gym.measuring.repeats import merged, repeat_noise
 from shard_gym.measuring.shards import ALL_DIMS, WIDE_DIMS, Drawn, Listed, Mixed, Source
 from shard_gym.records.files import read_json, write_whole
 from shard_gym.simulators.learned import Learned

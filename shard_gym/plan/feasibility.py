@@ -55,7 +55,7 @@ def _shared_out(task: Task) -> Verdict:
 def disproof(task: Task) -> str | None:
     """Reason why memory, or the moves allowed, cannot suffice, and by how much; None if no count says so.
 
-    Allows for splits where the task does.
+    Allows for splits where the task does, and for its kinds and residences.
     """
     if beyond_columns(task):
         return lacking(task)

@@ -15,6 +15,7 @@ from shard_gym.task.constraints import BY_HOST, OF_COLUMNS, OF_ONE
 from shard_gym.task.task import Task
 
 COLUMNS = 4  # FBGEMM's shards have multiples of it
+Made = tuple[list[int], list[int], list[int]]  # table, first column and columns of each piece that splits leave
 KERNELS = {"uvm": "_uvm", "cached": "_uvm_caching"}  # how the name of a kernel ends
 
 
@@ -31,9 +32,9 @@ class Pieces:
     by_columns: np.ndarray
 
     @classmethod
-    def of(cls, task: Task, plan: Plan, devices_per_host: int) -> Pieces:
+    def of(cls, plan: Plan, made: Made, devices_per_host: int) -> Pieces:
         """The pieces of a plan, in its order."""
-        table, column, dim = map(np.array, pieces(task, plan))
+        table, column, dim = map(np.array, made)
         kind, devices = np.array(plan.kind), np.array([len(devices) for devices in plan.devices])
         split = np.bincount(table)[table] > 1
         hosts = -(-devices // devices_per_host)
@@ -56,24 +57,24 @@ def shards(task: Task, plan: Plan, tables: Tables | None = None, devices_per_hos
     `tables` say of the task's tables what a task cannot, `devices_per_host` what its links do not. Pieces that overlap
     or leave something out, and devices that a kind is not for, are refused.
     """
-    tables = Tables.of_task(task) if tables is None else tables
+    made, tables = pieces(task, plan), Tables.of_task(task) if tables is None else tables
     if plan.table_wise:
-        found = _of_columns(task, plan, tables)
+        found = _of_columns(plan, made, tables)
     else:
-        found = _cut(task, plan, tables, devices_per_host or task.devices_per_host)
+        found = _cut(task, plan, made, tables, devices_per_host or task.devices_per_host)
     return found.take(np.lexsort((found.row, found.column, found.table))) if plan.splits else found
 
 
-def _of_columns(task: Task, plan: Plan, tables: Tables) -> Shards:
+def _of_columns(plan: Plan, made: Made, tables: Tables) -> Shards:
     """The pieces of a table-wise plan, in its order: `_cut` of them, in a third of its time."""
-    table, column, dim = map(np.array, pieces(task, plan))
+    table, column, dim = map(np.array, made)
     shards = Shards.of_columns(tables, table, dim)
     return replace(shards, device=np.array(plan.device), row=np.zeros_like(table), column=column)
 
 
-def _cut(task: Task, plan: Plan, tables: Tables, host: int) -> Shards:
+def _cut(task: Task, plan: Plan, made: Made, tables: Tables, host: int) -> Shards:
     """The pieces of a plan, in its order, each cut for its devices."""
-    cut = Pieces.of(task, plan, host)
+    cut = Pieces.of(plan, made, host)
     if wrong := next(_wrong(task, plan, cut, host), None):
         raise InvalidPlan(wrong)
     piece = np.repeat(np.arange(len(cut.table)), cut.devices)

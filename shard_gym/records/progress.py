@@ -11,7 +11,7 @@ WIDTH = 30  # characters of the bar
 SECONDS_BETWEEN = {True: 0.1, False: 10.0}  # two reports, on a terminal or not
 
 
-class Progress:
+class ProgressBar:
     """Counts runs and tells their rate and the time left, on stderr; threads may share it."""
 
     def __init__(self, total: int, stream: TextIO = sys.stderr) -> None:

@@ -20,7 +20,7 @@ from shard_gym.errors import CorruptFile, InvalidPlan, ShardGymError, SimulatorE
 from shard_gym.plan.plan import Plan, check
 from shard_gym.plan.shards import shards
 from shard_gym.plan.violations import violations
-from shard_gym.results.results import BENCHMARK_VERSION, Result, read_results
+from shard_gym.results import BENCHMARK_VERSION, Result, read_results
 from shard_gym.simulators import FastSimulator, Latency, Simulator
 from shard_gym.simulators.base import counted, plan_latency
 from shard_gym.task import suites
@@ -64,11 +64,9 @@ class Unseen(FastSimulator):
         self.id = simulator.id
 
     def embed(self, task: Task) -> np.ndarray:
-        """Refuses."""
         raise SimulatorError("a solver of track 'blind' asks the planner nothing; set track = 'search'")
 
     def decode(self, task: Task, sums: np.ndarray) -> Latency:
-        """Refuses."""
         raise SimulatorError("a solver of track 'blind' asks the planner nothing; set track = 'search'")
 
 

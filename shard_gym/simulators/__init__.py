@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shard_gym.errors import UnknownName
 from shard_gym.simulators.base import Counted, FastSimulator, Latency, Simulator, single_costs
-from shard_gym.simulators.roofline import PRESETS, Roofline
+from shard_gym.simulators.roofline import PRESETS, PRESETS_V2, Roofline
 
 __all__ = [
     "DEFAULT",
@@ -25,7 +25,7 @@ __all__ = [
     "single_costs",
 ]
 
-DEFAULT = "roofline:h100-v1"  # of tasks that belong to no suite
+DEFAULT = "roofline:h100-v2"  # of tasks that belong to no suite
 WEIGHTS = ".safetensors"  # how files of fits end
 
 Builder = Callable[[], Simulator]
@@ -46,6 +46,7 @@ def _fits() -> list[str]:
 # A published id never changes its numbers: a change gets a new version.
 SIMULATORS: dict[str, Builder] = {
     **{f"roofline:{name}-v1": partial(Roofline, preset) for name, preset in PRESETS.items()},
+    **{f"roofline:{name}-v2": partial(Roofline, preset, 2) for name, preset in PRESETS_V2.items()},
     **{f"learned:{name}": _made_by("shard_gym.simulators.learned:make_shipped", name) for name in _fits()},
     **{f"fbgemm:{device}": _made_by("shard_gym.measuring.fbgemm:make_fbgemm", device) for device in ("cpu", "cuda")},
     "torchrec:cuda-v1": _made_by("shard_gym.simulators.torchrec:TorchRecPerf"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
 
 import numpy as np
 
-from shard_gym.errors import CorruptFile
+from shard_gym.errors import CorruptFile, SettingsIgnored
 from shard_gym.memory.shards import Shards, Tables
 from shard_gym.simulators import features
 from shard_gym.simulators.base import Factors, FastSimulator, Latency, refuse_objective, refuse_rows
@@ -16,6 +17,7 @@ from shard_gym.simulators.collectives import HOST_LINK, comm_ms, host_ms, mixed,
 from shard_gym.simulators.lookups import Lookups, smaller_tables
 from shard_gym.simulators.networks import Weights, links_of, make_network, on_grid
 from shard_gym.tables.pool import TablePool
+from shard_gym.task import suites
 from shard_gym.task.constraints import OF_ONE
 from shard_gym.task.links import Links
 from shard_gym.task.task import Task
@@ -24,6 +26,16 @@ TABLES, DIMS, FAR = range(3)  # the columns of an embedding before the network's
 OWN = 3
 AT_ONCE = 2048  # shards decoded in one go: what they need stays in the cache
 FARTHEST = 3.0  # distances count up to here in the spread
+
+
+@cache  # says each thing once
+def _warn(message: str) -> None:
+    warnings.warn(message, SettingsIgnored, stacklevel=4)
+
+
+def _is_chosen(simulator_id: str, task: Task) -> bool:
+    suite = suites.SUITES.get(task.name.partition("/")[0])
+    return suite is not None and simulator_id in (suite.planner, suite.judge)
 
 
 @cache
@@ -42,7 +54,8 @@ class Learned(FastSimulator):
     """The simulator of a weights file; `card` says what was measured, where, and how well the network fits it.
 
     It answers for the batch and the optimizer it was fitted at (its card tells), whatever the task's: what others cost
-    was not measured, and plans compare the same way. Where `distance` is above 0 a table is outside the range of the
+    was not measured, and plans compare the same way. A warning, `SettingsIgnored`, says so once, except on tasks of a
+    suite that has chosen this fit. Where `distance` is above 0 a table is outside the range of the
     fit, and the spread is the wider for it; a latency tells the mean distance of each device's tables.
 
     Shards cost what smaller tables do, and a roofline's communication. Kernels but the fused one were not measured:
@@ -83,6 +96,8 @@ class Learned(FastSimulator):
 
     def _rows(self, task: Task, shards: Shards, tables: TablePool) -> np.ndarray:
         refuse_objective(self, task)
+        if (fitted := self.own_settings(task)) and not _is_chosen(self.id, task):
+            _warn(f"{self.id} answers for {fitted}, whatever the task's: it was fitted to that")
         if not mixed(task):
             refuse_rows(self.id, shards)
         some = shards.rows > 0
@@ -123,6 +138,22 @@ class Learned(FastSimulator):
     def factors(self) -> Factors | None:
         """The network's weights; None of a published network, whose costs may fall as tables are added."""
         return self.network.factors(OWN)
+
+    def own_settings(self, task: Task) -> str:
+        """Batch, optimizer and dtypes of the fit, as far as its card tells them, where the task's are others."""
+        told = [] if task.batch == self.batch else [f"batch {self.batch:,}"]
+        optimizers, dtypes = self._measured("optimizer"), self._measured("dtype")
+        if optimizers and task.optimizer not in optimizers:
+            told.append(f"optimizer {' and '.join(sorted(optimizers))}")
+        if dtypes and not dtypes.issuperset(task.tables.dtype):
+            told.append(f"{' and '.join(sorted(dtypes))} weights")
+        return ", ".join(told)
+
+    def _measured(self, setting: str) -> set[str]:
+        """Values of a setting in the campaigns that it was fitted to."""
+        measured = self.card.get("measured", {})
+        settings = [part.get("settings", {}) for part in measured.get("parts", [measured])]
+        return {told[setting] for told in settings if setting in told}
 
     def doubt(self, task: Task, sums: np.ndarray, other: np.ndarray) -> float:
         """Standard deviation of how much sooner one plan ends than another, ms, from the sums of both, (K, H).

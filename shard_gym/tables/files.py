@@ -9,7 +9,7 @@ A file holds one row a table. Only `rows` is required:
     dim              columns of a row; 16 if the column is missing
     pooling          mean ids looked up per sample; 1 if missing
     name             text; table_0, table_1, ... if missing
-    dtype            of the weights: fp32, fp16, bf16 or int8; fp16 if missing
+    dtype            of the weights: fp32, fp16, bf16 or int8; fp32 if missing
     distinct         rows touched in one reference batch
     bags             pooled rows that a sample gets back, one for each feature of the table; 1 if missing
     uses_0 ... uses_16          share of the distinct rows used 1, 2, 3-4, 5-8, ... times in that batch
@@ -19,7 +19,8 @@ A file holds one row a table. Only `rows` is required:
 
 `distinct`, `uses` and `accesses` describe one histogram: all three, or none, and then lookups are spread over
 the rows as evenly as whole numbers allow, which touches the most rows possible. A column that is there must be
-filled in every row, and an unknown column is refused rather than dropped. So a small CSV file is
+filled in every row, and an unknown column is refused rather than dropped. Upper and lower case of a column's name are
+one. So a small CSV file is
 
     name,rows,dim,pooling
     user,5000000,64,1
@@ -29,6 +30,8 @@ JSON holds the same rows under "tables"; `uses` and `accesses` may be lists of 1
 here), and `reference_batch` stands once, beside the tables:
 
     {"schema": "shard-gym/pool/1", "reference_batch": 65536, "tables": [{"rows": 5000000, "dim": 64}]}
+
+The list of objects alone, as other programs write it, is read too; `reference_batch` is then one of their keys.
 
 What `save_pool` writes, `load_pool` reads back equal, bit for bit. Errors count rows from 0, as tables are
 counted everywhere, headers not included.
@@ -40,7 +43,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,16 @@ from shard_gym.records.files import read_json, write_whole
 from shard_gym.tables.pool import ELEMENT_BYTES, NUM_BINS, TablePool, make_pool
 
 SCHEMA = "shard-gym/pool/1"
+HOW = "give CSV: a header such as name,rows,dim,pooling and a line a table, such as user,5000000,64,20"
+# Columns as others call them: they are refused, and told what they are called here.
+OTHER_NAMES = {
+    **dict.fromkeys(("num_embeddings", "num_rows", "hash_size", "cardinality", "vocab_size"), "rows"),
+    **dict.fromkeys(("embedding_dim", "dimension", "num_columns", "columns"), "dim"),
+    **dict.fromkeys(("pooling_factor", "ids", "mean_ids"), "pooling"),
+    **dict.fromkeys(("data_type", "type", "precision"), "dtype"),
+    **dict.fromkeys(("table", "table_name"), "name"),
+    **dict.fromkeys(("batch", "batch_size"), "reference_batch"),
+}
 _SHARES = ("uses", "accesses")
 _BINS = {share: tuple(f"{share}_{b}" for b in range(NUM_BINS)) for share in _SHARES}
 _REAL_MAX = 2.0**128 - 2.0**103  # what is not below rounds to infinity in float32
@@ -67,10 +80,11 @@ def load_pool(path: str | Path) -> TablePool:
     """Read a .json, .csv or .parquet file of tables."""
     path = Path(path)
     columns = _format(path)[0](path)
-    if unknown := set(columns) - {*COLUMNS, *_SHARES, *_PRECISE.values()}:
-        raise CorruptFile(f"{path}: unknown columns {sorted(unknown)}; known are {', '.join(COLUMNS)}")
+    if unknown := sorted(set(columns) - {*COLUMNS, *_SHARES, *_PRECISE.values()}):
+        known = "".join(f"; {name} is called {ours} here" for name in unknown if (ours := OTHER_NAMES.get(name)))
+        raise CorruptFile(f"{path}: unknown columns {unknown}{known}; known are {', '.join(COLUMNS)}")
     if "rows" not in columns:
-        raise CorruptFile(f"{path}: no column rows, the one that every pool needs")
+        raise CorruptFile(f"{path}: no column rows, the one that every pool needs; {HOW}")
     if not columns["rows"]:
         raise CorruptFile(f"{path} holds no tables")
     try:
@@ -164,7 +178,7 @@ def _text(cell: Any) -> str:
 
 
 def _dtype(cell: Any) -> str:
-    dtype = _text(cell).strip()
+    dtype = _text(cell).strip().lower()
     if dtype not in ELEMENT_BYTES:
         raise ValueError(f"must be one of {', '.join(ELEMENT_BYTES)}")
     return dtype
@@ -192,14 +206,19 @@ _CELLS: dict[str, Callable[[Any], Any]] = {
 
 def _read_json(path: Path) -> Columns:
     data = read_json(path)
+    if isinstance(data, list):
+        return _transposed(data, path)
     if not isinstance(data, dict) or not isinstance(data.get("tables"), list):
-        raise CorruptFile(f'{path}: expected an object with "tables", a list of objects')
+        example = '[{"rows": 5000000, "dim": 64, "pooling": 20}]'
+        raise CorruptFile(f'{path}: expected a list of objects, or an object with it as "tables"; such as {example}')
     if unknown := data.keys() - {"schema", "reference_batch", "tables"}:
         raise CorruptFile(f"{path}: unknown keys {sorted(unknown)}; known are schema, reference_batch, tables")
     if data.get("schema", SCHEMA) != SCHEMA:
         raise CorruptFile(f"{path}: schema {data['schema']!r} is not {SCHEMA}")
-    batch = {"reference_batch": [data["reference_batch"]]} if "reference_batch" in data else {}
-    return _transposed(data["tables"], path) | batch
+    columns = _transposed(data["tables"], path)
+    if "reference_batch" in columns:
+        raise CorruptFile(f"{path}: row 0: reference_batch stands beside the tables, not in them")
+    return columns | ({"reference_batch": [data["reference_batch"]]} if "reference_batch" in data else {})
 
 
 def _transposed(tables: list[Any], path: Path) -> Columns:
@@ -209,9 +228,8 @@ def _transposed(tables: list[Any], path: Path) -> Columns:
             raise CorruptFile(f"{path}: row {row}: expected an object, found {table!r:.50}")
         if differ := table.keys() ^ first.keys():
             raise CorruptFile(f"{path}: row {row}: {sorted(differ)} must be in every row or in none")
-    if "reference_batch" in first:
-        raise CorruptFile(f"{path}: row 0: reference_batch stands beside the tables, not in them")
-    return {column: [table[column] for table in tables] for column in first}
+    cells = [[table[column] for table in tables] for column in first]
+    return dict(zip(_headers(first, path), cells, strict=True))
 
 
 def _read_csv(path: Path) -> Columns:
@@ -220,7 +238,9 @@ def _read_csv(path: Path) -> Columns:
         header, *rows = list(csv.reader(io.StringIO(text, newline=""), strict=True)) or [[]]
     except (UnicodeDecodeError, csv.Error) as error:
         raise CorruptFile(f"{path} is not CSV: {error}") from error
-    header = _distinct([column.strip() for column in header], path)
+    if len(header) == 1 and (separator := next((mark for mark in ";\t|" if mark in header[0]), None)):
+        raise CorruptFile(f"{path}: columns are separated by commas, found {separator!r}; {HOW}")
+    header = _headers(header, path)
     rows = [row for row in rows if row]  # blank lines
     for i, row in enumerate(rows):
         if len(row) != len(header):
@@ -233,13 +253,15 @@ def _read_parquet(path: Path) -> Columns:
     content = path.read_bytes()
     try:
         table = pyarrow.parquet.read_table(pyarrow.BufferReader(content))
-        names = _distinct(table.column_names, path)
-        return {name: table.column(name).to_pylist() for name in names}
+        columns = [column.to_pylist() for column in table.columns]
+        return dict(zip(_headers(table.column_names, path), columns, strict=True))
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise CorruptFile(f"{path} is not Parquet: {error}") from error
 
 
-def _distinct(names: list[str], path: Path) -> list[str]:
+def _headers(given: Iterable[str], path: Path) -> list[str]:
+    """Names of columns, in lower case."""
+    names = [name.strip().lower() for name in given]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise CorruptFile(f"{path}: columns {twice} appear more than once")
     return names
@@ -301,7 +323,7 @@ _FORMATS: dict[str, Format] = {
 def _format(path: Path) -> Format:
     suffix = path.suffix.lower()
     if suffix not in _FORMATS:
-        raise UnknownName("suffix of a pool file", suffix, _FORMATS)
+        raise UnknownName("suffix of a pool file", suffix, _FORMATS, HOW)
     return _FORMATS[suffix]
 
 

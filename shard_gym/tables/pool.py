@@ -16,6 +16,7 @@ from shard_gym.tables.histograms import NUM_BINS, agree, drawn_counts, fitted_co
 GB = 2**30
 REFERENCE_BATCH = 65_536
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
+DTYPE = "fp32"  # of weights, unless told
 # AutoShard B.2: the order is part of the contract with every fitted network.
 FEATURES = ("dim", "rows", "pooling", "size_gb", *(f"uses_{b}" for b in range(NUM_BINS)))
 
@@ -153,7 +154,7 @@ def make_pool(
     dim: Any = 16,
     pooling: Any = 1.0,
     *,
-    dtype: str | Sequence[str] = "fp16",
+    dtype: str | Sequence[str] = DTYPE,
     reference_batch: int = REFERENCE_BATCH,
     **columns: Any,
 ) -> TablePool:
@@ -161,7 +162,7 @@ def make_pool(
 
     Without `distinct`, `uses` and `accesses`, lookups are spread over the rows as evenly as whole numbers allow.
     That is the most distinct rows a batch can touch: uniformly random lookups would touch fewer. Without `name`,
-    tables are called table_0, table_1, ... `bags` is 1 unless told.
+    tables are called table_0, table_1, ... `bags` is 1 unless told, and weights are fp32.
     """
     told = {"rows": rows, "dim": dim, "pooling": pooling}
     n = next((np.size(v) for v in told.values() if np.ndim(v)), 1)

@@ -11,12 +11,13 @@ import numpy as np
 from shard_gym.errors import InvalidPool, InvalidTask, UnknownName
 from shard_gym.records.numbers import whole
 from shard_gym.tables.configs import Pooling, check_empty_bags, check_rows, pool_of_configs
-from shard_gym.tables.files import load_pool
+from shard_gym.tables.files import HOW, load_pool
 from shard_gym.tables.pool import GB, TablePool
 from shard_gym.task.links import Links
 from shard_gym.task.task import OF_A_BATCH, Constraints, Task
 
 SUFFIXES = (".csv", ".json", ".parquet", ".pt", ".pt.gz")
+MOST_DEVICES = 100_000  # more than any machine has, and few enough to plan for
 Tables = str | Path | TablePool | Sequence[Any]  # a file, a pool, or TorchRec configs
 
 
@@ -94,8 +95,8 @@ def memory_of(devices: int, memory_gb: float | Sequence[float]) -> tuple[float, 
         given = np.asarray(memory_gb)
     except (TypeError, ValueError) as error:
         raise InvalidTask(f"devices is a whole number, memory_gb one number or one a device: {error}") from error
-    if count < 1:
-        raise InvalidTask(f"a task needs at least one device, got devices={count}")
+    if not 1 <= count <= MOST_DEVICES:
+        raise InvalidTask(f"a task needs at least one device and at most {MOST_DEVICES:,}, got devices={count}")
     if given.dtype.kind not in "iuf" or given.shape not in ((), (count,)):
         raise InvalidTask(f"memory_gb is one number, or {count}, one for each device; got {memory_gb!r:.80}")
     if not (given > 0).all():  # NaN is not
@@ -113,7 +114,7 @@ def refuse_unknown(settings: Iterable[str], known: Iterable[str]) -> None:
 def _read_file(path: Path) -> TablePool:
     name = path.name.lower()
     if not name.endswith(SUFFIXES):
-        raise UnknownName("kind of file", path.name, SUFFIXES)
+        raise UnknownName("kind of file", path.name, SUFFIXES, HOW)
     if not name.endswith((".pt", ".pt.gz")):
         return load_pool(path)
     from shard_gym.tables.dlrm_datasets import read_pool  # what it imports is slow

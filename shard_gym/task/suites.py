@@ -8,6 +8,7 @@ docs/extending.md says how to add one, `register` adds one from outside the pack
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -71,6 +72,11 @@ class Suite:
         return f"ShardGym-{self.name}"
 
     @property
+    def most_steps(self) -> int:
+        """No episode of it takes more steps: each table may be halved three times, and each piece is a step."""
+        return self.num_tables * (15 if self.split_action else 1)
+
+    @property
     def reward(self) -> str:
         """The default reward: balance for kernel suites, latency for iteration suites."""
         return "balance" if self.objective == "kernel" else "latency"
@@ -110,8 +116,8 @@ class Suite:
 
 
 def get(key: str) -> Suite:
-    """The suite of that key, `metasyn-80x8`; the name and the environment id are accepted too."""
-    found = SUITES.get(key.lower().removeprefix("shardgym-"))
+    """The suite of that key, `metasyn-80x8`; the name and the environments' ids are accepted too."""
+    found = SUITES.get(key.lower().removeprefix("shardgym-").removesuffix("-flat"))
     if found is None:
         raise UnknownName("suite", key, SUITES)
     return found
@@ -124,15 +130,30 @@ def _known(split: str) -> str:
 
 
 def register(suite: Suite) -> None:
-    """Add a suite, and its environment where Gymnasium is installed; a key that another suite has is refused."""
+    """Add a suite, and its environments where Gymnasium is installed; a key that another suite has is refused."""
     if SUITES.setdefault(suite.key, suite) != suite:
         raise InvalidTask(f"there is a suite {suite.key}, and suites are never edited: give this one a name of its own")
     if find_spec("gymnasium"):  # a bare host that only measures has none
         import gymnasium
 
-        scalar, vector = "shard_gym.envs.env:make_env", "shard_gym.envs.vector_env:make_vector_env"
-        if suite.env_id not in gymnasium.registry:
-            gymnasium.register(suite.env_id, scalar, vector_entry_point=vector, kwargs={"suite": suite.key})
+        scalar, vector = "shard_gym.envs.env:ShardingEnv", "shard_gym.envs.vector_env:make_vector_env"
+        for env_id, shown in ((suite.env_id, {}), (f"{suite.env_id}-Flat", {"observation": "flat"})):
+            if env_id not in gymnasium.registry:
+                gymnasium.register(
+                    env_id,
+                    scalar,
+                    vector_entry_point=vector,
+                    reward_threshold=_thresholds().get(suite.key),
+                    max_episode_steps=suite.most_steps + 1,  # one more: episodes end, they are not cut short
+                    kwargs={"tasks": suite.key, **shown},
+                )
+
+
+@cache
+def _thresholds() -> dict[str, float]:
+    """Mean return of cost-greedy's plans on training tasks, by suite; `python -m benchmarks.thresholds` made them."""
+    told: dict[str, float] = json.loads((files("shard_gym") / "data" / "thresholds.json").read_text())
+    return told
 
 
 @cache

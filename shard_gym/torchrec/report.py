@@ -2,37 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from textwrap import wrap
+from typing import Any, TypeVar
 
 from shard_gym.memory.usage import table_bytes
 from shard_gym.plan.feasibility import quick
+from shard_gym.plan.proposals import proposals
 from shard_gym.tables.pool import GB
 from shard_gym.task.task import Task
 from shard_gym.torchrec.values import ESTIMATES, PHASES, Capacity, Phases, Rank, Stats, TableStats
 
-SCHEMA = "shard-gym/room/1"
+SCHEMA = "shard-gym/room/2"
 MB = 2**20
-BETWEEN = "   "
+BETWEEN = "  "
+WIDTH = 100  # columns of the report
+LEAST = 12  # of a column that gives way
 NOT_TOLD = "-"
+T = TypeVar("T")
 
 
-def report(stats: Stats) -> str:
-    """The whole report, in sections."""
-    sections = (_head, _reserves, _ranks, _tables, _kernels, _imbalance, _peak, _critical_path)
-    return "\n\n".join("\n".join(lines) for section in sections if (lines := list(section(stats))))
+def report(stats: Stats, top: int | None = None, assumed: str = "") -> str:
+    """The whole report, in sections: a summary first, with what is assumed, where the caller tells it.
+
+    `top` shows so many ranks and tables, those that take longest (most memory, where no time is known); None: all.
+    """
+    parts = [_summary(stats, top, assumed), _reserves(stats), *_ranks(stats, top), *_tables(stats, top)]
+    parts += [_kernels(stats), _imbalance(stats), _peak(stats), _critical_path(stats)]
+    return "\n\n".join("\n".join(map(wrapped, lines)) for part in parts if (lines := list(part)))
 
 
-def _head(stats: Stats) -> Iterator[str]:
-    setup = stats.setup
+def _summary(stats: Stats, top: int | None, assumed: str) -> Iterator[str]:
+    setup, ranks = stats.setup, stats.ranks
     if stats.makespan is not None:
-        yield f"makespan {stats.makespan:.3f} ms ({stats.objective}), by {stats.simulator}"
+        slowest = max(stats.ranks, key=lambda rank: rank.perf.total if rank.perf else 0.0)
+        over = stats.imbalance().get("perf")
+        mean = f", {over.max_over_mean:.2f} times the mean" if over else ""
+        pace = f"slowest rank {slowest.rank}{mean}"
+        yield f"makespan {stats.makespan:.3f} ms ({stats.objective}), by {stats.simulator}; {pace}"
+    fullest = max(ranks, key=lambda rank: rank.hbm_bytes / rank.hbm_capacity)
+    used, of = fullest.hbm_bytes, fullest.hbm_capacity
+    held, room = sum(r.hbm_bytes for r in ranks), sum(r.hbm_capacity for r in ranks)
     yield (
-        f"{len(stats.ranks)} ranks, {setup.local_world_size} a host; batch {setup.batch * setup.world_size:,}, "
-        f"{setup.batch:,} a rank; pipeline {setup.pipeline}; bytes as {stats.accounting!r} counts them"
+        f"memory: fullest rank {fullest.rank}, {used / GB:.3f} of {of / GB:.3f} GiB ({used / of:.0%}); "
+        f"all ranks {held / GB:.3f} of {room / GB:.3f} GiB"
     )
-    yield from (f"INFEASIBLE: {problem}" for problem in stats.problems)
+    shards = sum(sum(rank.shards.values()) for rank in ranks)
+    yield (
+        f"{len(stats.tables)} tables in {shards} shards on {len(ranks)} ranks, {setup.local_world_size} a host; "
+        f"batch {setup.batch * setup.world_size:,}, {setup.batch:,} a rank; pipeline {setup.pipeline}; "
+        f"bytes as {stats.accounting!r} counts them"
+    )
+    yield from [assumed] if assumed else []
+    shown = stats.problems[:top]
+    yield from (f"INFEASIBLE: {problem}" for problem in shown)
+    if more := len(stats.problems) - len(shown):
+        yield f"INFEASIBLE: {more} more"
     yield from (f"note: {note}" for note in stats.notes)
 
 
@@ -40,51 +66,84 @@ def _reserves(stats: Stats) -> Iterator[str]:
     if stats.capacity.hbm_bytes is None:
         yield "HBM for tables as the task has it, reserves already taken off"
         return
-    yield f"HBM for tables, of each rank: {reserves(stats.capacity)}"
+    yield "HBM for tables, of each rank:"
+    yield f"  {reserves(stats.capacity)}"
 
 
 def reserves(capacity: Capacity) -> str:
-    """Reserves that are taken off, part by part, GB."""
+    """Reserves that are taken off, part by part, GiB."""
     told, reserve = capacity.to_dict(), capacity.reserve
     parts = {"dense": reserve.dense_bytes, "KJT": reserve.kjt_bytes, "fixed": reserve.fixed_bytes}
     off = [f"{told['share_bytes'] / GB:.3f} fragmentation reserve ({reserve.share:.0%})"]
     off += [f"{size / GB:.3f} {name}" for name, size in parts.items() if size or name != "fixed"]
     total = told["hbm_bytes"]
-    return f"{total / GB:.3f} GB - {' - '.join(off)} = {reserve.left(total) / GB:.3f} GB"
+    return f"{total / GB:.3f} GiB - {' - '.join(off)} = {reserve.left(total) / GB:.3f} GiB"
 
 
-def _ranks(stats: Stats) -> Iterator[str]:
-    heads = ["rank", "HBM GB", "of GB", "", "margin GB", "DDR GB", *(["of GB"] if stats.capacity.ddr_bytes else [])]
-    timed = [(which, by) for which, by in zip(ESTIMATES, ("", "TorchRec "), strict=True) if stats.phases(which)]
-    for _, by in timed:
-        heads += [f"{by}fwd ms", "fwd comm", "bwd comm", "bwd", "total"]
-    yield from grid([*heads, "input MB", "output MB", "shards"], [_rank(r, [w for w, _ in timed]) for r in stats.ranks])
+def _ranks(stats: Stats, top: int | None) -> Iterator[Iterator[str]]:
+    """Memory, then time by each estimate."""
+    shown = _most(stats.ranks, top, lambda rank: rank.perf.total if rank.perf else rank.hbm_bytes)
+    heads = [
+        "rank",
+        "HBM GiB",
+        "of GiB",
+        "",
+        "margin GiB",
+        "DDR GiB",
+        *(["of GiB"] if stats.capacity.ddr_bytes else []),
+    ]
+    heads += ["input MiB", "output MiB", "shards"]
+    yield cut(grid(heads, [_rank(rank) for rank in shown]), "ranks", len(stats.ranks) - len(shown))
+    for which, by in zip(ESTIMATES, (stats.simulator, "TorchRec"), strict=True):
+        rows = [[f"{r.rank}", *_phases(getattr(r, which))] for r in shown if getattr(r, which)]
+        if rows:
+            times = ["fwd ms", "fwd comm", "bwd comm", "bwd", "total", f"by {by}"]
+            yield grid(["rank", *times], [[*row, ""] for row in rows])
 
 
-def _rank(rank: Rank, timed: Sequence[str]) -> list[str]:
+def _rank(rank: Rank) -> list[str]:
     used, capacity = rank.hbm_bytes, rank.hbm_capacity
     cells = [f"{rank.rank}", f"{used / GB:.3f}", f"{capacity / GB:.3f}", f"{used / capacity:.0%}"]
     cells += [f"{rank.margin_bytes / GB:.3f}", f"{rank.ddr_bytes / GB:.3f}"]
     cells += [] if rank.ddr_capacity is None else [f"{rank.ddr_capacity / GB:.3f}"]
-    for which in timed:
-        phases = getattr(rank, which)
-        cells += [f"{getattr(phases, phase):.3f}" for phase in (*PHASES, "total")]
     shards = " ".join(f"{kind}:{count}" for kind, count in rank.shards.items()) or NOT_TOLD
     return [*cells, f"{rank.input_bytes / MB:.2f}", f"{rank.output_bytes / MB:.2f}", shards]
 
 
-def _tables(stats: Stats) -> Iterator[str]:
-    heads = ["table", "kind", "kernel", "rows", "columns", "shards of", "pooling", "HBM GB", "DDR GB"]
-    yield from grid([*heads, "input MB", "output MB", "TorchRec ms", "ranks"], [_table(t) for t in stats.tables])
+def _phases(phases: Phases) -> list[str]:
+    return [f"{getattr(phases, phase):.3f}" for phase in (*PHASES, "total")]
+
+
+def _tables(stats: Stats, top: int | None) -> Iterator[Iterator[str]]:
+    """Kind, shape and ranks of each table, then bytes and time."""
+    shown = _most(stats.tables, top, lambda table: table.torchrec.total if table.torchrec else table.hbm_bytes)
+    heads = ["table", "kind", "kernel", "rows", "columns", "shards of", "ranks"]
+    yield cut(grid(heads, [_layout(t) for t in shown]), "tables", len(stats.tables) - len(shown))
+    heads = ["table", "pooling", "HBM GiB", "DDR GiB", "input MiB", "output MiB", "TorchRec ms"]
+    yield grid(heads, [_table(t) for t in shown])
+
+
+def _layout(table: TableStats) -> list[str]:
+    sizes = sorted(set(table.shard_sizes), reverse=True)
+    shards = " ".join(f"{rows:,}x{columns:,}" for rows, columns in sizes[:2]) + (" ..." if len(sizes) > 2 else "")
+    return [table.name, table.kind, table.kernel, f"{table.rows:,}", f"{table.dim:,}", shards, runs(table.ranks)]
 
 
 def _table(table: TableStats) -> list[str]:
-    sizes = sorted(set(table.shard_sizes), reverse=True)
-    shards = " ".join(f"{rows:,}x{columns:,}" for rows, columns in sizes[:2]) + (" ..." if len(sizes) > 2 else "")
-    cells = [table.name, table.kind, table.kernel, f"{table.rows:,}", f"{table.dim:,}", shards]
-    cells += [f"{table.pooling:.3f}", f"{table.hbm_bytes / GB:.3f}", f"{table.ddr_bytes / GB:.3f}"]
-    cells += [f"{table.input_bytes / MB:.2f}", f"{table.output_bytes / MB:.2f}", _total(table.torchrec)]
-    return [*cells, runs(table.ranks)]
+    cells = [table.name, f"{table.pooling:.3f}", f"{table.hbm_bytes / GB:.3f}", f"{table.ddr_bytes / GB:.3f}"]
+    return [*cells, f"{table.input_bytes / MB:.2f}", f"{table.output_bytes / MB:.2f}", _total(table.torchrec)]
+
+
+def _most(items: Sequence[T], top: int | None, cost: Callable[[T], float]) -> Sequence[T]:
+    """The costliest, most first; all in their order where no more are there than are shown."""
+    return items if top is None or len(items) <= top else sorted(items, key=cost, reverse=True)[:top]
+
+
+def cut(lines: Iterator[str], what: str, more: int) -> Iterator[str]:
+    """Lines of a grid, and how much was left out of it."""
+    yield from lines
+    if more:
+        yield f"... and {more:,} more {what}"
 
 
 def _total(phases: Phases | None) -> str:
@@ -96,7 +155,7 @@ def _kernels(stats: Stats) -> Iterator[str]:
         [kernel, f"{held['tables']}", f"{held['hbm_bytes'] / GB:.3f}", f"{held['ddr_bytes'] / GB:.3f}"]
         for kernel, held in stats.kernels().items()
     ]
-    yield from grid(["compute kernel", "tables", "HBM GB", "DDR GB"], rows)
+    yield from grid(["compute kernel", "tables", "HBM GiB", "DDR GiB"], rows)
 
 
 def _imbalance(stats: Stats) -> Iterator[str]:
@@ -112,8 +171,8 @@ def _imbalance(stats: Stats) -> Iterator[str]:
 def _peak(stats: Stats) -> Iterator[str]:
     reserve, known = stats.capacity.reserve, stats.capacity.hbm_bytes is not None
     for tier, (size, ranks) in enumerate(stats.peak()):
-        held = f"{(size + reserve.dense_bytes + reserve.kjt_bytes) / GB:.3f} GB with dense and KJT, " if known else ""
-        yield f"peak HBM #{tier + 1}: {held}{size / GB:.3f} GB of tables on {told_ranks(ranks)}"
+        held = f"{(size + reserve.dense_bytes + reserve.kjt_bytes) / GB:.3f} GiB with dense and KJT, " if known else ""
+        yield f"peak HBM #{tier + 1}: {held}{size / GB:.3f} GiB of tables on {told_ranks(ranks)}"
 
 
 def _critical_path(stats: Stats) -> Iterator[str]:
@@ -141,12 +200,26 @@ def runs(ranks: Sequence[int]) -> str:
 
 
 def grid(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns as wide as they need be; the first is on the left, as is the last."""
+    """Columns as wide as they need be; the first is on the left, as is the last: these two give way to WIDTH."""
     wide = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    for column in (-1, 0):
+        excess = sum(wide) + len(BETWEEN) * (len(wide) - 1) - WIDTH
+        wide[column] = min(wide[column], max(wide[column] - excess, LEAST))
     for row in (heads, *rows):
         cells = [cell.rjust(width) for cell, width in zip(row, wide, strict=True)]
-        cells[0], cells[-1] = row[0].ljust(wide[0]), row[-1]
+        cells[0], cells[-1] = short(row[0], wide[0]).ljust(wide[0]), short(row[-1], wide[-1])
         yield BETWEEN.join(cells).rstrip()
+
+
+def short(text: str, width: int) -> str:
+    """Text no longer than the width: its beginning and its end, which tells names apart."""
+    end = (width - 2) // 2
+    return text if len(text) <= width else f"{text[: width - 2 - end]}..{text[-end:]}"
+
+
+def wrapped(line: str) -> str:
+    """A line, broken where it is longer than WIDTH."""
+    return line if len(line) <= WIDTH else "\n".join(wrap(line, WIDTH, subsequent_indent="  "))
 
 
 @dataclass(frozen=True)
@@ -162,6 +235,7 @@ class Limits:
     table_bytes: int  # of all tables
     device_bytes: int  # of all devices
     constraints: tuple[str, ...]  # those that the task has
+    proposals: tuple[str, ...]  # changes that give it a plan, where none is known
 
     @property
     def least_bytes(self) -> int:
@@ -169,7 +243,7 @@ class Limits:
         return max(self.largest_bytes, -(-self.table_bytes * self.largest_device_bytes // self.device_bytes))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, schema `shard-gym/room/1`; missing bytes are negative where some are left."""
+        """JSON-ready, schema `shard-gym/room/2`; missing bytes are negative where some are left."""
         return {"schema": SCHEMA} | asdict(self) | {"missing_bytes": self.missing(), "least_bytes": self.least_bytes}
 
     def missing(self) -> dict[str, int]:
@@ -182,7 +256,10 @@ class Limits:
     def text(self) -> str:
         """The verdict, then each limit."""
         said = {True: "there is a plan", False: "NO PLAN", None: "not known"}[self.feasible]
-        lines = [f"{said}: {self.reason}", f"{'bytes as ' + repr(self.accounting):22} {'needed GB':>12} {'of GB':>12}"]
+        lines = [
+            f"{said}: {self.reason}",
+            f"{'bytes as ' + repr(self.accounting):22} {'needed GiB':>12} {'of GiB':>12}",
+        ]
         lines[1] += f" {'missing bytes':>20}"
         missing = self.missing()
         limits = (self.largest_bytes, self.largest_device_bytes), (self.table_bytes, self.device_bytes)
@@ -193,6 +270,7 @@ class Limits:
         least = f"{self.least_bytes:,} bytes"
         lines.append(f"without splits, the largest of devices in these proportions needs at least {least}")
         lines += [f"constraints: {', '.join(self.constraints)}"] if self.constraints else []
+        lines += [f"what helps: {said}" for said in self.proposals]
         return "\n".join(lines)
 
 
@@ -210,4 +288,5 @@ def limits(task: Task) -> Limits:
         table_bytes=int(size.sum()),
         device_bytes=int(task.capacity.sum()),
         constraints=tuple(name for name, value in told.items() if value not in ((), None)),
+        proposals=() if verdict.feasible else proposals(task),
     )

@@ -36,9 +36,22 @@ def _run(options: argparse.Namespace) -> None:
     tables = tuple(_table(told) for told in options.table or [TABLE])
     task = RowTask(tables, on, options.batch, options.extra_gb * GB, options.copies)
     plan = TieredPlan.load(options.plan, task) if options.plan else solve(task, options.method)
-    print(json.dumps(report(task, plan)) if options.json else text(task, plan))
+    print(json.dumps(report(task, plan)) if options.json else f"{_assumed(options.network, task)}\n{text(task, plan)}")
     if options.out:
         plan.save(options.out, task)
+
+
+def _assumed(name: str, task: RowTask) -> str:
+    """One line of what the plan is made for."""
+    nodes, sizes = task.network, {f"{8 * table.element_bytes} bits a number" for table in task.tables}
+    where = f"{nodes.nodes} nodes of {nodes.gpus_per_node} GPUs, wires of {name}"
+    told = [
+        " and ".join(sorted(sizes)),
+        f"batch {task.batch:,} a GPU",
+        where,
+        f"{task.copies:g} copies of a replicated row",
+    ]
+    return f"assumes {'; '.join(told)}"
 
 
 def _table(told: str) -> SequenceTable:

@@ -5,23 +5,22 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import shard_gym_agents
-from shard_gym.errors import InvalidTask, ShardGymError
+from shard_gym.errors import InvalidTask, SettingsIgnored, ShardGymError
 from shard_gym.plan.moves import delta
 from shard_gym.plan.plan import Plan
 from shard_gym.records import commands
-from shard_gym.results.evaluate import describe, replay, score
+from shard_gym.results.evaluate import replay, score
 from shard_gym.simulators import Simulator
 from shard_gym.task import suites
 from shard_gym.task.task import Task
-from shard_gym_agents.cli.plans import Line, delta_json, delta_report, repaid, report
+from shard_gym_agents.cli.plans import assumed, delta_json, delta_report, repaid, report
+from shard_gym_agents.cli.solving import add_out, add_solver, solved
 from shard_gym_agents.cli.tasks import add_constraints, add_task, constrained, task_of
 from shard_gym_agents.learners.trained import shipped
 from shard_gym_agents.search.reshard import Reshard
@@ -34,9 +33,9 @@ OTHERS = {
     "leaderboard": ("shard_gym_agents.leaderboard.command:main", "rank agents on suites"),
     "profile": ("shard_gym_agents.cli.logs:profile", "tables from a log: CSV or Parquet (needs pyarrow)"),
     "flex": ("shard_gym_agents.cli.flex:main", "rows of sequence tables in tiers, by FlexShard"),
+    "sweep": ("shard_gym_agents.cli.sweep:main", "plan the same tables on several machines, and compare"),
     "stats": ("shard_gym_agents.cli.stats:main", "what a plan does on each rank and why, as TorchRec reports it"),
 }
-SETTINGS = ("seed", "budget", "calls", "headroom", "checkpoint", "horizon", "bandwidth_gb_s")  # of agents, as flags
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,9 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, "")  # an agent may be a module of the current folder
-    if given and given[0] in OTHERS:
-        return _other(given[0], given[1:])
-    return commands.run(_parser(), lambda options: options.run(options), given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SettingsIgnored)  # the line of what is assumed tells
+        return _other(given[0], given[1:]) if given and given[0] in OTHERS else commands.run(_parser(), _run, given)
+
+
+def _run(options: argparse.Namespace) -> None:
+    options.run(options)
 
 
 def _other(command: str, arguments: list[str]) -> int:
@@ -83,54 +86,36 @@ def list_agents(options: argparse.Namespace) -> None:
 
 def solve(options: argparse.Namespace) -> None:
     """Let an agent plan a task, and tell what the plan is worth."""
-    task, planner, judge = _constrained_task(options)
-    plan = _solved(options, task, planner)
+    task, planner, judge = _told_task(options)
+    plan = solved(options, task, planner)
     print(report(task, plan, judge))
 
 
 def reshard(options: argparse.Namespace) -> None:
     """Change the plan in use where that pays, and tell what has to move."""
-    task, planner, judge = _constrained_task(options)
+    task, planner, judge = _told_task(options)
     if not task.constraints.base:
         raise InvalidTask("reshard starts from the plan in use: give --base PLAN.json, or base in --constraints")
-    plan, base = _solved(options, task, planner), Plan(task.constraints.base)
+    plan, base = solved(options, task, planner), Plan(task.constraints.base)
     moves, scores = delta(task, base, plan), [score(task, p, judge) for p in (base, plan)]
     print(report(task, plan, judge), delta_report(task, moves, scores), sep="\n\n")
     print(repaid(moves, scores, options.bandwidth_gb_s))
 
 
-def _solved(options: argparse.Namespace, task: Task, planner: Simulator) -> Plan:
-    """Let the agent plan, and keep the plan in a file if asked to."""
-    given = {name: value for name in SETTINGS if (value := getattr(options, name, None)) is not None}
-    with _third_party(options.agent, options.verbose):
-        known = shard_gym_agents.options(options.agent)
-        if options.suite and "suite" in known:
-            given["suite"] = options.suite
-        line = Line(sys.stderr.isatty() if options.progress is None else options.progress, options.budget)
-        if "progress" in known:  # with it, Ctrl-C makes a search return the best plan so far
-            given["progress"] = line
-        try:
-            plan = shard_gym_agents.make(options.agent, **given)(task, planner)
-        finally:
-            line.end()
-    if options.out:
-        plan.save(options.out)
-    return plan
-
-
 def score_plan(options: argparse.Namespace) -> None:
     """Tell what a stored plan is worth."""
-    task, _, judge = _constrained_task(options)
+    task, _, judge = _told_task(options)
     print(report(task, Plan.load(options.plan), judge))
 
 
 def diff(options: argparse.Namespace) -> None:
     """Tell what moves from one stored plan to another, and what both are worth."""
-    task, _, judge = task_of(options)
+    task, planner, judge = task_of(options)
     old, new = Plan.load(options.old), Plan.load(options.new)
     scores = [score(task, plan, judge) for plan in (old, new)]
     moves = delta(task, old, new)
-    print(delta_json(moves, scores) if options.json else delta_report(task, moves, scores))
+    told = delta_json(moves, scores) if options.json else delta_report(task, moves, scores)
+    print(told if options.json else f"{assumed(task, planner, judge)}\n{told}")
 
 
 def replay_results(options: argparse.Namespace) -> None:
@@ -141,22 +126,12 @@ def replay_results(options: argparse.Namespace) -> None:
     print(f"{len(rows)} results, {plans} plans scored again, all as stored, {feasible} of them feasible")
 
 
-@contextmanager
-def _third_party(agent: str, verbose: bool) -> Iterator[None]:
-    """An agent's own failure, in one line."""
-    try:
-        yield
-    except ShardGymError:
-        raise
-    except Exception as error:  # whatever somebody else's code raises
-        if verbose:
-            traceback.print_exc()
-        raise ShardGymError(f"{agent} failed: {describe(error)}") from error
-
-
-def _constrained_task(options: argparse.Namespace) -> tuple[Task, Simulator, Simulator]:
+def _told_task(options: argparse.Namespace) -> tuple[Task, Simulator, Simulator]:
+    """The task with its constraints, planner and judge; what they assume is printed."""
     task, planner, judge = task_of(options)
-    return constrained(task, options), planner, judge
+    task = constrained(task, options)
+    print(assumed(task, planner, judge), flush=True)
+    return task, planner, judge
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -188,13 +163,15 @@ def _add_solvers(made: Any) -> None:
     command = made.add_parser("solve", help="plan a task")
     add_task(command)
     command.add_argument("--agent", required=True, help="a name from `shard-gym agents`, or module:Class")
-    _add_solver(command)
+    add_solver(command)
+    add_out(command)
     command.add_argument("--headroom", type=float, metavar="SHARE", help="of each device's memory, to keep free")
     command.add_argument("--checkpoint", metavar="PATH", help="a trained policy of yours, or the folder of its run")
     command.set_defaults(run=solve)
     command = made.add_parser("reshard", help="change the plan in use (--base) where that pays")
     add_task(command)
-    _add_solver(command)
+    add_solver(command)
+    add_out(command)
     command.add_argument(
         "--horizon", type=float, default=Reshard.horizon, metavar="STEPS", help="that the plan is used for"
     )
@@ -202,15 +179,3 @@ def _add_solvers(made: Any) -> None:
         "--bandwidth-gb-s", type=float, default=Reshard.bandwidth_gb_s, metavar="GB/S", help="of a device, 1e9 bytes"
     )
     command.set_defaults(run=reshard, agent="reshard")
-
-
-def _add_solver(command: argparse.ArgumentParser) -> None:
-    add_constraints(command)
-    command.add_argument("--seed", type=int)
-    command.add_argument("--budget", type=float, metavar="SECONDS")
-    command.add_argument("--calls", type=int, metavar="N", help="plans asked of the planner, instead of seconds")
-    command.add_argument("--out", type=Path, metavar="FILE", help="where to keep the plan, as JSON")
-    command.add_argument(
-        "--progress", action=argparse.BooleanOptionalAction, help="show the best so far; default: on a terminal"
-    )
-    command.add_argument("--verbose", action="store_true", help="show the traceback of an agent that fails")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,7 +14,7 @@ from shard_gym.memory.usage import device_bytes
 from shard_gym.plan.moves import Delta
 from shard_gym.plan.plan import Plan
 from shard_gym.results.evaluate import Score, score
-from shard_gym.simulators import Simulator
+from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.tables.pool import GB
 from shard_gym.task.task import Task
 
@@ -37,6 +38,35 @@ class Line:
             sys.stderr.write("\n")
 
 
+def assumed(task: Task, planner: Simulator, judge: Simulator) -> str:
+    """One line of what a plan is made and judged for."""
+    told = [" and ".join(sorted(set(task.tables.dtype))), task.optimizer, f"batch {task.batch:,}"]
+    told += [f"{task.accounting!r} bytes", _devices(task), _wires(task, planner), planner.id]
+    told[-1] += "" if judge.id == planner.id else f", judged by {judge.id}"
+    own = planner.own_settings(task) if isinstance(planner, FastSimulator) else ""
+    return f"assumes {'; '.join(told)}" + (f", which answers for {own}" if own else "")
+
+
+def _devices(task: Task) -> str:
+    group = task.devices_per_host
+    hosts = f"{task.num_devices // group} host{'s' if group < task.num_devices else ''} of {group}"
+    slow, fast = min(task.speed), max(task.speed)
+    return hosts if slow == fast == 1 else f"{hosts}, speeds {slow:g} to {fast:g}"
+
+
+def _wires(task: Task, planner: Simulator) -> str:
+    """The rates of an all-to-all, 1e9 bytes a second, where the objective has any."""
+    if task.objective == "kernel":
+        return "no links (kernel)"
+    found = planner.all_to_all(task) if isinstance(planner, FastSimulator) else None
+    if found is None:
+        return "the simulator's links"
+    links, _ = found
+    rates = {"": links.port, f" a group of {links.group}": links.uplink, " in all": links.fabric}
+    told = [f"{rate / 1e6:.4g} GB/s{which}" for which, rate in rates.items() if rate < math.inf]
+    return ", ".join([*told, f"{1e3 * links.latency_ms:.4g} us"])
+
+
 def report(task: Task, plan: Plan, judge: Simulator) -> str:
     """Makespan and balance, then memory and cost of each device."""
     found = score(task, plan, judge)
@@ -44,7 +74,7 @@ def report(task: Task, plan: Plan, judge: Simulator) -> str:
     used, cost = device_bytes(tables, placement), judge.latency(tables, placement).cost(task.objective)
     lines = [f"makespan {found.makespan:.3f} ms ({task.objective}), balance {found.balance:.3f}, by {judge.id}"]
     lines += [f"INFEASIBLE: {violation}" for violation in found.violations]
-    lines += [f"{'device':>6} {'tables':>6} {'used GB':>8} {'of GB':>8} {'cost ms':>9}"]
+    lines += [f"{'device':>6} {'tables':>6} {'used GiB':>8} {'of GiB':>8} {'cost ms':>9}"]
     for d, capacity in enumerate(task.memory):
         count = int((placement == d).sum())
         lines += [f"{d:6} {count:6} {used[d] / GB:8.2f} {capacity / GB:8.2f} {cost[d]:9.3f}"]
@@ -57,10 +87,10 @@ def delta_report(task: Task, delta: Delta, scores: Sequence[Score]) -> str:
     lines = [f"makespan {old.makespan:.3f} -> {new.makespan:.3f} ms ({task.objective})"]
     for which, found in zip(("old", "new"), scores, strict=True):
         lines += [f"INFEASIBLE, the {which} plan: {violation}" for violation in found.violations]
-    lines.append(f"{delta.tables} of {task.num_tables} tables move, {delta.bytes / GB:.2f} GB")
+    lines.append(f"{delta.tables} of {task.num_tables} tables move, {delta.bytes / GB:.2f} GiB")
     if delta.moves:
         wide = max(5, *(len(move.name) for move in delta.moves))
-        lines.append(f"{'table':{wide}} {'columns':>9} {'GB':>8} {'from':>5} {'to':>5}")
+        lines.append(f"{'table':{wide}} {'columns':>9} {'GiB':>8} {'from':>5} {'to':>5}")
         lines += [
             f"{move.name:{wide}} {move.columns[0]:4}-{move.columns[1] - 1:<4} {move.bytes / GB:8.3f} "
             f"{move.source:5} {move.target:5}"

@@ -12,14 +12,17 @@ from shard_gym.errors import InvalidTask
 from shard_gym.memory.shards import KERNELS, PIPELINES, Setup, Table
 from shard_gym.plan.plan import Plan
 from shard_gym.records import commands
+from shard_gym.simulators import Simulator
 from shard_gym.tables.pool import GB
-from shard_gym.task.task import ACCOUNTINGS, Task
+from shard_gym.task.machines import RESERVE
+from shard_gym.task.task import Task
 from shard_gym.torchrec.report import limits, report, reserves
 from shard_gym.torchrec.stats import alone, explain, plan_stats, table_index, tables_of
 from shard_gym.torchrec.values import Capacity, Reserve, kjt_bytes
+from shard_gym_agents.cli.plans import assumed
 from shard_gym_agents.cli.tasks import add_constraints, add_task, constrained, task_of
 
-RESERVE = 0.15  # of HBM, for fragmentation: what TorchRec's users keep
+TOP = 20  # ranks and tables shown
 RESERVES = ("reserve", "dense_gb", "kjt_gb")
 
 
@@ -29,34 +32,38 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _answer(options: argparse.Namespace) -> str:
-    if options.tables and options.memory_gb is None:
+    if options.top < 0:
+        raise InvalidTask(f"--top is a number from 0, got {options.top}")
+    if options.tables and options.memory_gb is None and not options.hardware:
         options.memory_gb = options.hbm_gb  # what is left of it is worked out below
     task, _, judge = task_of(options)
-    task = replace(constrained(task, options), accounting=options.accounting or task.accounting)
+    task = constrained(task, options)
     setup, tables = Setup.of(task, options.pipeline), tables_of(task, options.kernel, not options.sequence)
     capacity = _capacity(options, tables, setup)
     if options.why or options.plan in (None, "-"):
-        return _why(options, task, capacity)
+        return _why(options, task, judge, capacity)
     stats = plan_stats(task, Plan.load(options.plan), judge, tables=tables, setup=setup, capacity=capacity)
     if options.table is None:
-        return json.dumps(stats.to_dict()) if options.json else report(stats)
+        if options.json:
+            return json.dumps(stats.to_dict())
+        return report(stats, options.top or None, assumed(task, judge, judge))
     index = table_index(task, options.table)
     own = stats.tables[index]
     table, sizes = replace(tables[index], kernel=own.kernel), own.shard_sizes
     told = explain(table, own.kind, setup, name=own.name, accounting=task.accounting, sizes=sizes)
     if stats.phases("perf") and own.kind in ("tw", "cw") and own.kernel == "fused":
         told = replace(told, steps=(*told.steps, alone(task, index, sizes[0][1], judge)))
-    return json.dumps(told.to_dict()) if options.json else told.text()
+    return json.dumps(told.to_dict()) if options.json else f"{told.text()}\n{assumed(task, judge, judge)}"
 
 
-def _why(options: argparse.Namespace, task: Task, capacity: Capacity) -> str:
+def _why(options: argparse.Namespace, task: Task, judge: Simulator, capacity: Capacity) -> str:
     if options.table:
         raise InvalidTask("--table explains a number of a plan: give PLAN.json")
     found = limits(replace(task, memory=capacity.left(task)))
     if options.json:
         return json.dumps(found.to_dict() | {"budget": capacity.to_dict()})
     told = [] if capacity.hbm_bytes is None else [f"HBM for tables, of each rank: {reserves(capacity)}"]
-    return "\n".join([found.text(), *told])
+    return "\n".join([found.text(), *told, assumed(task, judge, judge)])
 
 
 def _capacity(options: argparse.Namespace, tables: Sequence[Table], setup: Setup) -> Capacity:
@@ -93,12 +100,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--why", action="store_true", help="tell whether there can be a plan, and what is missing")
     parser.add_argument("--table", metavar="NAME", help="explain the numbers of one table, by name or index")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--accounting", choices=ACCOUNTINGS, help="what counts as memory; default: the task's own")
-    group = parser.add_argument_group("memory of each device, in place of the task's; GB of 2**30 bytes")
-    group.add_argument("--hbm-gb", type=float, metavar="GB")
-    group.add_argument("--ddr-gb", type=float, metavar="GB", help="of its host's memory")
-    group.add_argument("--dense-gb", type=float, metavar="GB", help="what the dense part takes; default 0")
-    group.add_argument("--kjt-gb", type=float, metavar="GB", help="what ids take; default: as TorchRec reckons")
+    parser.add_argument(
+        "--top", type=int, default=TOP, metavar="N", help=f"ranks and tables shown; 0: all; default {TOP}"
+    )
+    group = parser.add_argument_group("memory of each device, in place of the task's; GiB, 2**30 bytes")
+    group.add_argument("--hbm-gb", type=float, metavar="GiB")
+    group.add_argument("--ddr-gb", type=float, metavar="GiB", help="of its host's memory")
+    group.add_argument("--dense-gb", type=float, metavar="GiB", help="what the dense part takes; default 0")
+    group.add_argument("--kjt-gb", type=float, metavar="GiB", help="what ids take; default: as TorchRec reckons")
     group.add_argument("--reserve", type=float, metavar="SHARE", help=f"for fragmentation; default {RESERVE}")
     group = parser.add_argument_group("what a task does not say; of bytes as torchrec and true count them")
     group.add_argument("--pipeline", choices=PIPELINES, default="none")

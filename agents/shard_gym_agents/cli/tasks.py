@@ -11,17 +11,27 @@ from typing import Any
 from shard_gym import make_task, simulators
 from shard_gym.errors import CorruptFile, InvalidTask
 from shard_gym.plan.plan import Plan, check
+from shard_gym.records.commands import names
 from shard_gym.records.files import read_json
 from shard_gym.records.numbers import whole
 from shard_gym.simulators import Simulator
+from shard_gym.tables.pool import ELEMENT_BYTES
 from shard_gym.task import suites
-from shard_gym.task.task import OBJECTIVES, OPTIMIZERS, Constraints, Task
+from shard_gym.task.machines import MACHINES, Machine, read_machine
+from shard_gym.task.own import memory_of
+from shard_gym.task.task import ACCOUNTINGS, OBJECTIVES, OPTIMIZERS, Constraints, Task
 
+OWN = ("hardware", "hosts", "devices", "memory_gb", "allow_splits")  # options of --tables alone
+SETTINGS = ("objective", "batch", "optimizer", "accounting")
+TABLES = "your tables: .csv, .json, .parquet, or a dlrm_datasets .pt[.gz]"
+HARDWARE = f"a .toml file, or one of {', '.join(MACHINES)}"
 KEYS = tuple(field.name for field in fields(Constraints))
 
 
 def task_of(options: argparse.Namespace) -> tuple[Task, Simulator, Simulator]:
     """The task that the options name, with its planner and judge."""
+    if not options.tables:
+        _refuse_own(options)
     if options.task:
         try:
             task = Task.from_json(Path(options.task).read_text(encoding="utf-8"))
@@ -29,7 +39,8 @@ def task_of(options: argparse.Namespace) -> tuple[Task, Simulator, Simulator]:
             raise CorruptFile(f"{options.task}: {error}") from error
         ids = (simulators.DEFAULT, simulators.DEFAULT)
     elif options.tables:
-        task, ids = _task_of_tables(options), (simulators.DEFAULT, simulators.DEFAULT)
+        task, simulator = _task_of_tables(options)
+        ids = (simulator, simulator)
     else:
         suite = suites.get(options.suite)
         tasks = suite.tasks(options.split)
@@ -37,21 +48,48 @@ def task_of(options: argparse.Namespace) -> tuple[Task, Simulator, Simulator]:
             raise InvalidTask(f"{suite.key} has {options.split} tasks 0..{len(tasks) - 1}, not {options.index}")
         task, ids = tasks[options.index], (suite.planner, suite.judge)
     planner, judge = (simulators.make(options.simulator or simulator_id) for simulator_id in ids)
-    return task, planner, judge
+    return _changed(task, options), planner, judge
 
 
-def _task_of_tables(options: argparse.Namespace) -> Task:
-    """The tables of a file on equal devices, for one step of the batch that the file describes."""
+def _refuse_own(options: argparse.Namespace) -> None:
+    """Refuse what a task of a suite or a file says itself."""
+    if given := [name for name in OWN if getattr(options, name)]:
+        raise InvalidTask(f"--{given[0].replace('_', '-')} is for --tables: a task of a suite or a file has its own")
+
+
+def _changed(task: Task, options: argparse.Namespace) -> Task:
+    """The task with the settings that the options tell in place of its own."""
+    told = {name: value for name in SETTINGS if (value := getattr(options, name)) is not None}
+    if options.dtype:
+        told["tables"] = task.tables.with_(dtype=(options.dtype,) * task.num_tables)
+    return replace(task, **told)
+
+
+def machine_of(options: argparse.Namespace) -> Machine:
+    """The machine of --hardware, with as many hosts and devices as are told."""
+    machine = read_machine(options.hardware)
+    machine = machine if options.hosts is None else machine.of_hosts(options.hosts)
+    return machine if options.devices is None else replace(machine, devices=options.devices)
+
+
+def _task_of_tables(options: argparse.Namespace) -> tuple[Task, str]:
+    """The tables of a file on the devices that the options tell, and the simulator that is closest to these."""
+    settings = {"splits_allowed": options.allow_splits}
+    if options.hardware:
+        machine = machine_of(options)
+        task = machine.task(options.tables, **settings)
+        if options.memory_gb is not None:
+            memory = map(int, memory_of(machine.devices, options.memory_gb))
+            task = replace(task, memory=tuple(memory))
+        return task, machine.simulator or simulators.DEFAULT
     if not options.devices or not options.memory_gb:
-        raise InvalidTask("--tables needs --devices K and --memory-gb G, the devices and what each has for tables")
-    return make_task(
-        options.tables,
-        options.devices,
-        options.memory_gb,
-        objective=options.objective,
-        optimizer=options.optimizer,
-        splits_allowed=options.allow_splits,
-    )
+        raise InvalidTask(
+            "--tables needs --devices K and --memory-gb G, the devices and what each has for tables; or --hardware, "
+            f"one of {', '.join(MACHINES)} or a .toml file"
+        )
+    if options.hosts not in (None, 1):
+        raise InvalidTask(f"--hosts {options.hosts} needs --hardware, which knows the wires inside and between hosts")
+    return make_task(options.tables, options.devices, options.memory_gb, **settings), simulators.DEFAULT
 
 
 def add_task(command: argparse.ArgumentParser) -> None:
@@ -59,18 +97,34 @@ def add_task(command: argparse.ArgumentParser) -> None:
     which = command.add_mutually_exclusive_group(required=True)
     which.add_argument("--suite", help="a name from `shard-gym suites`")
     which.add_argument("--task", metavar="FILE", help="a task as JSON")
-    which.add_argument(
-        "--tables", metavar="FILE", help="your tables: .csv, .json, .parquet, or a dlrm_datasets .pt[.gz]"
-    )
+    which.add_argument("--tables", metavar="FILE", help=TABLES)
     own = command.add_argument_group("with --tables")
-    own.add_argument("--devices", type=int, metavar="K")
-    own.add_argument("--memory-gb", type=float, metavar="G", help="of each device, for weights and optimizer state")
-    own.add_argument("--objective", choices=OBJECTIVES, default="iteration")
-    own.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
-    own.add_argument("--allow-splits", action="store_true", help="let solvers halve the columns of tables")
+    own.add_argument("--hardware", metavar="NAME|FILE", help=HARDWARE)
+    _add_own(command, own)
     command.add_argument("--index", type=int, default=0, help="of the task in the suite's split")
     command.add_argument("--split", default="test", help="test, val or train")
-    command.add_argument("--simulator", metavar="ID", help=f"default: the suite's own, or {simulators.DEFAULT}")
+
+
+def add_tables(command: argparse.ArgumentParser) -> None:
+    """The options that name tables and several machines."""
+    command.add_argument("--tables", metavar="FILE", required=True, help=TABLES)
+    command.add_argument("--hardware", metavar="NAME|FILE,...", type=names, required=True, help=HARDWARE)
+    _add_own(command, command.add_argument_group("of each machine"))
+
+
+def _add_own(command: argparse.ArgumentParser, own: argparse._ArgumentGroup) -> None:
+    own.add_argument("--hosts", type=int, metavar="H", help="so many of --hardware's")
+    own.add_argument("--devices", type=int, metavar="K", help="of all hosts together; default: --hardware's")
+    own.add_argument("--memory-gb", type=float, metavar="GiB", help="that each device has left for tables, 2**30 bytes")
+    own.add_argument("--allow-splits", action="store_true", help="let solvers halve the columns of tables")
+    what = command.add_argument_group("in place of the task's own; of --tables: iteration, the file's, sgd, training")
+    what.add_argument("--objective", choices=OBJECTIVES)
+    what.add_argument("--batch", type=int, metavar="SAMPLES", help="a step, over all devices")
+    what.add_argument("--dtype", choices=tuple(ELEMENT_BYTES), help="of the weights of all tables")
+    what.add_argument("--optimizer", choices=OPTIMIZERS)
+    what.add_argument("--accounting", choices=ACCOUNTINGS, help="what counts as memory")
+    simulated = f"default: the suite's, --hardware's, or {simulators.DEFAULT}"
+    command.add_argument("--simulator", metavar="ID", help=simulated)
 
 
 def add_constraints(command: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ from shard_gym.errors import InvalidTask, MissingDependency
 from shard_gym.records import commands
 from shard_gym.task import suites
 from shard_gym_agents.learners import LEARNERS
-from shard_gym_agents.learners.training import Progress, Schedule, train
+from shard_gym_agents.learners.training import Schedule, Tally, train
 
 
 def add_config(parser: argparse.ArgumentParser, config: type) -> None:
@@ -69,7 +69,7 @@ def _parser(module: Any, overrides: Mapping[str, Any]) -> argparse.ArgumentParse
     return parser
 
 
-def _train(module: Any, options: argparse.Namespace, command: str) -> Progress:
+def _train(module: Any, options: argparse.Namespace, command: str) -> Tally:
     config, settings = (
         made(**{field.name: getattr(options, field.name) for field in fields(made)})
         for made in (module.Config, Schedule)

@@ -24,7 +24,7 @@ from shard_gym.errors import MissingDependency, ShardGymError, UnknownName
 from shard_gym.records import commands
 from shard_gym.records.commands import count, names, seconds
 from shard_gym.records.files import write_whole
-from shard_gym.results.results import write_results
+from shard_gym.results import write_results
 from shard_gym.task import suites
 from shard_gym_agents.leaderboard import report
 from shard_gym_agents.leaderboard.references import references, update_best

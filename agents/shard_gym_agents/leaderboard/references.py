@@ -16,8 +16,8 @@ from shard_gym.errors import CorruptFile, UnknownName
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.random_plans import random_placements
 from shard_gym.records.files import read_json, write_whole
+from shard_gym.results import Result
 from shard_gym.results.evaluate import Score, score
-from shard_gym.results.results import Result
 from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.task.suites import Suite
 from shard_gym.task.task import Task

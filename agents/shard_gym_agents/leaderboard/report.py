@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from shard_gym.results.results import BENCHMARK_VERSION, Result, commit_here, versions_here
+from shard_gym.results import BENCHMARK_VERSION, Result, commit_here, versions_here
 from shard_gym.task.suites import Suite
 from shard_gym_agents.leaderboard.references import References
 from shard_gym_agents.leaderboard.runs import Judged

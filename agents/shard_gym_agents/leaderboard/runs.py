@@ -22,9 +22,9 @@ import shard_gym_agents
 from shard_gym import simulators
 from shard_gym.records import ledger
 from shard_gym.records.files import json_sha256
-from shard_gym.records.progress import Progress
+from shard_gym.records.progress import ProgressBar
+from shard_gym.results import Result
 from shard_gym.results.evaluate import Run, Score, judged, score
-from shard_gym.results.results import Result
 from shard_gym.task import suites
 from shard_gym.task.task import Task
 from shard_gym_agents.leaderboard.workers import Job, Worker, WorkerLost
@@ -104,7 +104,7 @@ def run_jobs(jobs: Mapping[Job, dict[str, Any]], arena: Arena, workers: int) -> 
 
     Ctrl-C ends it early: jobs then have the runs that were finished.
     """
-    progress = Progress(sum(len(tasks_of(job, arena.tasks)) for job in jobs))
+    progress = ProgressBar(sum(len(tasks_of(job, arena.tasks)) for job in jobs))
     done: dict[Job, list[Judged]] = {job: [] for job in jobs}
     pool = ThreadPoolExecutor(workers)
     try:
@@ -162,7 +162,7 @@ def partial_path(job: Job, about: dict[str, Any], folder: Path) -> Path:
     return folder / f"{job.suite}.{agent}.{job.seed}.{key}.jsonl"
 
 
-def _run_job(job: Job, about: dict[str, Any], arena: Arena, done: list[Judged], progress: Progress) -> None:
+def _run_job(job: Job, about: dict[str, Any], arena: Arena, done: list[Judged], progress: ProgressBar) -> None:
     """Append the job's runs to `done`, those of an earlier run first."""
     path = partial_path(job, about, arena.partial)
     if arena.fresh:

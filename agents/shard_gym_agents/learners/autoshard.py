@@ -274,7 +274,6 @@ class Learner(SuiteLearner):
         return out
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a state."""
         unpack(state, **self.parts)
         if self.costs:
             self.costs.restore(under(state, "shards"))
@@ -285,7 +284,6 @@ class Learner(SuiteLearner):
         self.under_way = False
 
     def solver(self) -> AutoShard:
-        """The policy as it is now."""
         net = Net()
         net.load_state_dict(under(self._weights(), "net"))
         costs = under(self._weights(), "costs") if self.costs else None
@@ -317,7 +315,6 @@ class AutoShard:
 
     @torch.inference_mode()
     def __call__(self, task: Task, planner: Simulator) -> Plan:
-        """Plan a task."""
         predicted = self._predicted(planner)
         asked = None if predicted is None else _Costs(task, predicted)
         by = asked.alone if asked and self.card["order"] == "cost" else table_bytes(task)
@@ -359,7 +356,6 @@ class AutoShard:
         return require_fast(planner) if self.track == "search" else None
 
     def save(self, path: str | Path, **card: Any) -> None:
-        """Write weights and card."""
         tensors = self.net.state_dict() | {f"costs/{name}": value for name, value in (self.costs or {}).items()}
         save_tensors(path, tensors, {**self.card, **card, "kind": KIND})
 

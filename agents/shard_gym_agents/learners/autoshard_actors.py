@@ -202,11 +202,9 @@ class Episodes:
     alive: Tensor  # (T, B)
 
     def some(self, picked: Tensor) -> Episodes:
-        """A part of the episodes."""
         return Episodes(*(getattr(self, f.name)[:, picked] for f in fields(self)))
 
     def to(self, device: str) -> Episodes:
-        """The episodes on another device."""
         return Episodes(*(getattr(self, f.name).to(device) for f in fields(self)))
 
     @classmethod
@@ -237,10 +235,10 @@ class Stage:
     own_costs: bool = False  # costs come from AutoShard's own network, whose weights are sent too
 
     def env(self, simulator: Any) -> ShardingEnv:
-        """One environment."""
         bank = Bank(self.tasks, (self.scaling[0], self.scaling[1]), self.suite)
         shows = "full" if self.shows_costs else "table"
-        return ShardingEnv(bank, observation=shows, reward=self.reward, order=self.order, simulator=simulator)
+        told = {"reward": self.reward, "order": self.order, "simulator": simulator, "info": "full"}
+        return ShardingEnv(bank, observation=shows, **told)
 
 
 @dataclass(frozen=True, eq=False)
@@ -332,11 +330,9 @@ class Here:
         self.request: Request | None = None
 
     def send(self, request: Request) -> None:
-        """Remember the request."""
         self.request = request
 
     def receive(self) -> Answer:
-        """Play."""
         assert self.request is not None
         return self.actor.play(_for_actor(self.request, 0))
 

@@ -127,12 +127,10 @@ class Learner(SuiteLearner):
         return super().state() | {"demonstrations": self.demonstrations.clone()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a state."""
         super().restore(state)
         self.demonstrations, self.shown = state["demonstrations"].clone(), {}
 
     def solver(self) -> DevicePolicy:
-        """The policy as it is now."""
         return DevicePolicy(copy.deepcopy(self.net).cpu(), self.card(self.order), "cloning")
 
 

@@ -327,13 +327,11 @@ class Learner(SuiteLearner):
         return {**super().state(), **plans, "unit": torch.tensor(self.unit, dtype=torch.float64)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a state."""
         super().restore(state)
         self.unit = float(state["unit"])
         self.plans = {name: column.to(self.device) for name, column in under(state, "plans").items()}
 
     def solver(self) -> DreamShard:
-        """A copy of the networks as they are."""
         return DreamShard(copy.deepcopy(self.nets).cpu())
 
 
@@ -369,7 +367,6 @@ class DreamShard:
         return lean, rollout
 
     def save(self, path: str | Path, **card: Any) -> None:
-        """A safetensors file with a card."""
         save_tensors(path, self.nets.state_dict(), {**card, "kind": "dreamshard"})
 
 

@@ -30,16 +30,8 @@ from shard_gym.tables.pool import FEATURES as TABLE
 from shard_gym.task.suites import Suite
 from shard_gym.task.task import Task
 from shard_gym_agents.learners import rollouts
-from shard_gym_agents.learners.learner import (
-    SuiteLearner,
-    descend,
-    holds,
-    load_tensors,
-    mlp,
-    num_weights,
-    save_tensors,
-)
-from shard_gym_agents.learners.rollouts import ILLEGAL, Rollout, TaskTensors
+from shard_gym_agents.learners.learner import holds, load_tensors, mlp, num_weights, save_tensors
+from shard_gym_agents.learners.rollouts import ILLEGAL, Reinforce, Rollout, Sampled, TaskTensors
 from shard_gym_agents.solvers.solver import require_fast, require_number
 
 WIDTH = 64
@@ -56,22 +48,15 @@ EXCESS = FEATURES.index("cost_excess")
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(rollouts.Config):
     """Ours, not the paper's."""
 
-    updates: int = 10  # of the policy, an iteration
-    tasks: int = 4  # an update
-    episodes: int = 32  # of each of them
+    tasks: int = 4
+    episodes: int = 32
     entropy: float = 0.0
-    learning_rate: float = 1e-3  # of Adam, at first; it falls linearly
-    weights_rate: float = 1e-2  # that of the weighted sum
-    horizon: int = 200  # iterations until both are 0
-    divide: bool = True  # advantages by their standard deviation
+    learning_rate: float = 1e-3
+    weights_rate: float = 1e-2  # that of the weighted sum; it falls as well
     greedy: bool = True  # training begins at cost-greedy
-
-    def __post_init__(self) -> None:
-        if min(self.updates, self.tasks, self.horizon) < 1 or self.episodes < 2:
-            raise InvalidTask("counts are 1 or more, and episodes 2 or more: their mean is the baseline")
 
 
 class Net(nn.Module):
@@ -247,8 +232,8 @@ def _tables(net: Net, costed: Costed) -> Tensor:
     return net.table(costed.tasks.features.to(where)) * costed.tasks.real.to(where)[..., None]
 
 
-class Learner(SuiteLearner):
-    """REINFORCE, an update after the episodes of a few tasks."""
+class Learner(Reinforce):
+    """The network with its optimizer, and training tasks in orders that have room for all tables."""
 
     def __init__(self, suite: Suite, config: Config, seed: int, device: str = "cpu") -> None:
         super().__init__(suite, config, seed, device)
@@ -272,32 +257,17 @@ class Learner(SuiteLearner):
             leans[dead_end] = lean
         return Costed.of(self.tasks, self.fast, self.scaling, leans)
 
-    def iterate(self) -> dict[str, float]:
-        """A few updates; means of what they tell."""
-        c, before = self.config, self.planner.calls if self.iteration else 0  # `first_orders` counts, too
-        left, generator = max(1, c.horizon - self.iteration) / c.horizon, self.generator()
-        for group, rate in zip(self.optimizer.param_groups, (c.learning_rate, c.weights_rate), strict=True):
-            group["lr"] = rate * left
-        told = np.array([self.update(generator) for _ in range(c.updates)])
-        self.iteration += 1
-        means = dict(zip(("makespan", "over_memory", "policy_loss"), told[:, :3].mean(axis=0).tolist(), strict=True))
-        return {"steps": int(told[:, 3].sum()), "simulator_calls": self.planner.calls - before, **means}
+    def rates(self, left: int) -> tuple[float, ...]:
+        share = left / self.config.horizon
+        return self.config.learning_rate * share, self.config.weights_rate * share
 
-    def update(self, generator: torch.Generator) -> tuple[float, float, float, int]:
-        """Mean makespan in ms, share of episodes over memory, loss, and steps."""
-        c = self.config
-        rows = torch.randint(len(self.tasks), (c.tasks,), generator=generator, device=self.device)
-        costed = self.costed.take(rows.repeat_interleave(c.episodes).cpu().numpy())
-        played = play(self.net, costed, self.fast, generator)
-        makespans = torch.from_numpy(played.forecast.makespan()).view(c.tasks, c.episodes)
-        over = rollouts.overshoot(played.rollout.placing).view(c.tasks, c.episodes)
-        advantage = rollouts.advantages(rollouts.rewards(makespans, over), c.divide).flatten().float().to(self.device)
-        real, log = costed.tasks.real.to(self.device), log_policy(self.net, costed, played)
-        loss = descend(self.optimizer, rollouts.reinforce_loss(log, played.rollout.actions, advantage, real, c.entropy))
-        return makespans.mean().item(), (over > 0).float().mean().item(), loss, int(real.sum())
+    def sample(self, rows: Tensor, generator: torch.Generator) -> Sampled:
+        costed = self.costed.take(rows.cpu().numpy())
+        played, real = play(self.net, costed, self.fast, generator), costed.tasks.real.to(self.device)
+        makespans = torch.from_numpy(played.forecast.makespan())
+        return Sampled(played.rollout, makespans, log_policy(self.net, costed, played), real)
 
     def solver(self) -> DreamShardPlanner:
-        """A copy of the network as it is."""
         return DreamShardPlanner(copy.deepcopy(self.net).cpu())
 
 
@@ -329,7 +299,6 @@ class DreamShardPlanner:
         return costed, rollout
 
     def save(self, path: str | Path, **card: Any) -> None:
-        """A safetensors file with a card."""
         save_tensors(path, self.net.state_dict(), {**card, "kind": "dreamshard-planner", "seen": list(FEATURES)})
 
 

@@ -139,7 +139,6 @@ class Learner(SuiteLearner):
         return {**told, "return": sum(returns) / len(returns), "steps": steps, "simulator_calls": calls}
 
     def solver(self) -> DevicePolicy | TablePolicy:
-        """The policy as it is now."""
         card = self.card(self.order)
         if isinstance(self.net, DeviceNet):
             return DevicePolicy(copy.deepcopy(self.net).cpu(), card)

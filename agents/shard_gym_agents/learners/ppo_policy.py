@@ -206,7 +206,6 @@ class DevicePolicy:
     kind: str = "ppo"
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
-        """Plan a task."""
         return self._placed(task, planner, 1, None).plan(task)
 
     def samples(self, task: Task, planner: Simulator, n: int, seed: int = 0) -> np.ndarray:
@@ -246,13 +245,11 @@ class DevicePolicy:
             )
 
     def save(self, path: str | Path, **card: Any) -> None:
-        """Write weights and card."""
         shape = {"loads": self.net.loads, "hidden": self.net.hidden, "residual": self.net.residual}
         save_tensors(path, self.net.state_dict(), {**self.card, **card, "kind": self.kind, **shape})
 
     @classmethod
     def load(cls, path: str | Path, kind: str = "ppo") -> DevicePolicy:
-        """Read what `save` wrote."""
         tensors, card = load_tensors(path, kind)
         with holds(path, "the device network"):
             net = DeviceNet(np.zeros((2, len(FEATURES))), card["loads"], card["hidden"], card["residual"])
@@ -276,7 +273,6 @@ class TablePolicy:
 
     @torch.inference_mode()
     def __call__(self, task: Task, planner: object) -> Plan:
-        """Plan a task."""
         if task.num_devices != (known := self.net.num_devices):
             raise InvalidTask(f"this network was trained for {known} devices and cannot serve {task.num_devices}")
         order = np.argsort(-table_bytes(task), kind="stable")
@@ -290,14 +286,12 @@ class TablePolicy:
         return rollouts.roll_out(Placing.of(task), order[None], choose, give_up=True).plan(task)
 
     def save(self, path: str | Path, **card: Any) -> None:
-        """Write weights and card."""
         devices, hidden = self.net.num_devices, self.net.head.in_features
         shape = {"devices": devices, "hidden": hidden, "recurrent": self.net.lstm is not None}
         save_tensors(path, self.net.state_dict(), {**self.card, **card, "kind": TABLE, **shape})
 
     @classmethod
     def load(cls, path: str | Path) -> TablePolicy:
-        """Read what `save` wrote."""
         tensors, card = load_tensors(path, TABLE)
         with holds(path, "the table network"):
             net = TableNet(np.zeros((2, len(FEATURES))), card["devices"], card["hidden"], card["recurrent"])

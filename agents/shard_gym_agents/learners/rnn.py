@@ -26,33 +26,10 @@ from shard_gym.tables.pool import FEATURES
 from shard_gym.task.suites import Suite
 from shard_gym.task.task import Task
 from shard_gym_agents.learners import rollouts
-from shard_gym_agents.learners.learner import (
-    SuiteLearner,
-    descend,
-    holds,
-    load_tensors,
-    mlp,
-    num_weights,
-    save_tensors,
-)
-from shard_gym_agents.learners.rollouts import ILLEGAL, Rollout, TaskTensors
+from shard_gym_agents.learners.learner import holds, load_tensors, mlp, num_weights, save_tensors
+from shard_gym_agents.learners.rollouts import ILLEGAL, Config, Reinforce, Rollout, Sampled, TaskTensors
 
-
-@dataclass(frozen=True)
-class Config:
-    """DreamShard's values where it has them."""
-
-    updates: int = 10  # of the policy, an iteration
-    tasks: int = 1  # an update
-    episodes: int = 10  # of each of them
-    entropy: float = 0.001
-    learning_rate: float = 5e-4  # of Adam, at first; it falls linearly
-    horizon: int = 200  # iterations until it is 0
-    divide: bool = True  # advantages by their standard deviation
-
-    def __post_init__(self) -> None:
-        if min(self.updates, self.tasks, self.horizon) < 1 or self.episodes < 2:
-            raise InvalidTask("counts are 1 or more, and episodes 2 or more: their mean is the baseline")
+__all__ = ["Config", "Learner", "load"]
 
 
 class Net(nn.Module):
@@ -98,8 +75,8 @@ def play(net: Net, tasks: TaskTensors, generator: torch.Generator | None) -> Rol
     return rollouts.roll_out(*tasks.begin(), choose, device=tables.device)
 
 
-class Learner(SuiteLearner):
-    """REINFORCE, an update after the episodes of a few tasks."""
+class Learner(Reinforce):
+    """The network with its optimizer, and training tasks with the largest tables first."""
 
     def __init__(self, suite: Suite, config: Config, seed: int, device: str = "cpu") -> None:
         super().__init__(suite, config, seed, device)
@@ -111,38 +88,24 @@ class Learner(SuiteLearner):
         self.optimizer = torch.optim.Adam(self.net.parameters(), config.learning_rate)
         self.parts = {"net": self.net, "optimizer": self.optimizer}
 
-    def iterate(self) -> dict[str, float]:
-        """A few updates; means of what they tell."""
-        c, before, generator = self.config, self.planner.calls, self.generator()
-        self.optimizer.param_groups[0]["lr"] = c.learning_rate * max(1, c.horizon - self.iteration) / c.horizon
-        told = np.array([self.update(generator) for _ in range(c.updates)])
-        self.iteration += 1
-        means = dict(zip(("makespan", "policy_loss"), told[:, :2].mean(axis=0).tolist(), strict=True))
-        return {"steps": int(told[:, 2].sum()), "simulator_calls": self.planner.calls - before, **means}
+    def rates(self, left: int) -> tuple[float, ...]:
+        return (self.config.learning_rate * left / self.config.horizon,)
 
-    def update(self, generator: torch.Generator) -> tuple[float, float, int]:
-        """Mean makespan in ms, loss, and steps."""
-        c = self.config
-        rows = torch.randint(len(self.tasks), (c.tasks,), generator=generator, device=self.device)
-        tasks = self.tensors.take(rows.repeat_interleave(c.episodes))
+    def sample(self, rows: Tensor, generator: torch.Generator) -> Sampled:
+        tasks = self.tensors.take(rows)
         played = play(self.net, tasks, generator)
-        makespans = self.makespans(rows, played.devices().reshape(c.tasks, c.episodes, -1))
-        over = rollouts.overshoot(played.placing).to(self.device).view(c.tasks, c.episodes)
-        advantage = rollouts.advantages(rollouts.rewards(makespans, over), c.divide).flatten()
         log = self.net(tasks, played.actions).masked_fill(~played.legal, ILLEGAL).log_softmax(-1)
-        loss = descend(self.optimizer, rollouts.reinforce_loss(log, played.actions, advantage, tasks.real, c.entropy))
-        return makespans.mean().item(), loss, int(tasks.real.sum())
+        return Sampled(played, self.makespans(rows, played.devices()), log, tasks.real)
 
     def makespans(self, rows: Tensor, placements: np.ndarray) -> Tensor:
-        """The planner's makespans of each task's plans, (tasks, episodes, N) -> (tasks, episodes)."""
-        found = []
-        for row, plans in zip(rows.tolist(), placements, strict=True):
+        """The planner's makespans of plans (B, N) of these tasks, those of a task side by side; (B,)."""
+        found, each = [], self.config.episodes
+        for row, plans in zip(rows[::each].tolist(), np.split(placements, self.config.tasks), strict=True):
             task = self.tasks[row]
             found.append(self.planner.latency(task, plans[:, : task.num_tables]).makespan(task.objective))
-        return torch.tensor(np.stack(found)).float().to(self.device)
+        return torch.tensor(np.concatenate(found)).float()
 
     def solver(self) -> Rnn:
-        """A copy of the network as it is."""
         return Rnn(copy.deepcopy(self.net).cpu())
 
 
@@ -162,7 +125,6 @@ class Rnn:
         return play(self.net, tensors.by(tensors.size.double()), None).plan(task)
 
     def save(self, path: str | Path, **card: Any) -> None:
-        """A safetensors file with a card."""
         devices = self.net.num_devices
         save_tensors(path, self.net.state_dict(), {**card, "kind": "rnn", "devices": devices})
 

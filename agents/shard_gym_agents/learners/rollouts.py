@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shard_gym.errors import InfeasibleTask, UnknownName
+from shard_gym.errors import InfeasibleTask, InvalidTask, UnknownName
 from shard_gym.plan.feasibility import dead_end
 from shard_gym.plan.nodes import Options
 from shard_gym.plan.placing import Placing
@@ -19,6 +19,7 @@ from shard_gym.plan.rules import Rules
 from shard_gym.plan.violations import violations
 from shard_gym.tables.pool import FEATURES, NUM_BINS
 from shard_gym.task.task import Task
+from shard_gym_agents.learners.learner import SuiteLearner, descend
 
 ILLEGAL = -1e9  # the score of a device without room
 LEANS = (0.0, 1 / 8, 1 / 4, 1 / 2, 1.0, math.inf)  # orders that are tried one after the other, see `leaning`
@@ -279,3 +280,80 @@ def reinforce_loss(log_policy: Tensor, actions: Tensor, advantage: Tensor, real:
     taken = log_policy.gather(2, actions[..., None])[..., 0]
     negentropy = (log_policy.exp() * log_policy).sum(dim=2)
     return ((entropy * negentropy - taken * advantage[:, None]) * real).sum(dim=1).mean()
+
+
+@dataclass(frozen=True)
+class Config:
+    """Effort of REINFORCE on the planner's makespans; DreamShard's values where it has them."""
+
+    updates: int = 10  # of the policy, an iteration
+    tasks: int = 1  # an update
+    episodes: int = 10  # of each of them
+    entropy: float = 0.001
+    learning_rate: float = 5e-4  # of Adam, at first; it falls linearly
+    horizon: int = 200  # iterations until it is 0
+    divide: bool = True  # advantages by their standard deviation
+
+    def __post_init__(self) -> None:
+        if min(self.updates, self.tasks, self.horizon) < 1 or self.episodes < 2:
+            raise InvalidTask("counts are 1 or more, and episodes 2 or more: their mean is the baseline")
+
+
+@dataclass(frozen=True, eq=False)
+class Sampled:
+    """Episodes of some tasks as they were played, side by side."""
+
+    rollout: Rollout
+    makespans: Tensor  # (B,) ms, by the planner
+    log_policy: Tensor  # (B, N, K) log probabilities of the devices at each step
+    real: Tensor  # (B, N) 1, or 0 where padded
+
+
+class Reinforce(SuiteLearner):
+    """REINFORCE on the planner's makespans, an update after the episodes of a few tasks.
+
+    Each adds an `optimizer`, `rates` of its parameters, and `sample`.
+    """
+
+    optimizer: torch.optim.Optimizer
+
+    def rates(self, left: int) -> tuple[float, ...]:
+        """The learning rates with so many iterations left of the horizon."""
+        raise NotImplementedError
+
+    def sample(self, rows: Tensor, generator: torch.Generator) -> Sampled:
+        """Episodes of these training tasks."""
+        raise NotImplementedError
+
+    def iterate(self) -> dict[str, float]:
+        c, before = self.config, self.planner.calls if self.iteration else 0  # what it took to begin counts, too
+        generator, rates = self.generator(), self.rates(max(1, c.horizon - self.iteration))
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        told = [self.update(generator) for _ in range(c.updates)]
+        self.iteration += 1
+        means = dict(zip(told[0], np.mean([list(one.values()) for one in told], axis=0).tolist(), strict=True))
+        steps = sum(int(one["steps"]) for one in told)
+        return {**means, "steps": steps, "simulator_calls": self.planner.calls - before}
+
+    def update(self, generator: torch.Generator) -> dict[str, float]:
+        """One step of the optimizer."""
+        c = self.config
+        rows = torch.randint(len(self.tasks), (c.tasks,), generator=generator, device=self.device)
+        played = self.sample(rows.repeat_interleave(c.episodes), generator)
+        makespans, over = (
+            values.view(c.tasks, c.episodes) for values in (played.makespans, overshoot(played.rollout.placing))
+        )
+        loss = reinforce_loss(
+            played.log_policy,
+            played.rollout.actions,
+            advantages(rewards(makespans, over), c.divide).flatten().float().to(self.device),
+            played.real,
+            c.entropy,
+        )
+        return {
+            "makespan": makespans.mean().item(),
+            "over_memory": (over > 0).float().mean().item(),
+            "policy_loss": descend(self.optimizer, loss),
+            "steps": played.real.sum().item(),
+        }

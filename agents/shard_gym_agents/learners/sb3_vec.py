@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shard_gym.envs.env import ShardingEnv
-from shard_gym.envs.vector.ends import Infos, Later
+from shard_gym.envs.rewards import NUMBERS
 from shard_gym.envs.vector_env import SAME_STEP, ShardingVectorEnv
 from shard_gym.errors import InvalidTask, MissingDependency
 
@@ -23,8 +23,9 @@ except ImportError as error:
 class ShardingVecEnv(VecEnv):
     """`PPO("MultiInputPolicy", ShardingVecEnv(ShardingEnv("metasyn-80x8", observation="full"), num_envs=256))`.
 
-    Does what a `DummyVecEnv` of so many `Monitor`ed environments does, to the bit, but infos tell of ends only: the
-    last info of `ShardingEnv`, `terminal_observation` and Monitor's `episode`. MaskablePPO finds its masks.
+    Does what a `DummyVecEnv` of so many `Monitor`ed environments does, to the bit, but infos tell no mask before the
+    end: MaskablePPO asks for them. At ends they are the last info of `ShardingEnv`, `terminal_observation` and
+    Monitor's `episode`.
     """
 
     def __init__(self, env: ShardingEnv, num_envs: int) -> None:
@@ -46,15 +47,14 @@ class ShardingVecEnv(VecEnv):
         return shown
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Remember the actions."""
         self._actions = actions
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Do the actions."""
         shown, rewards, over, _, told = self.env.step(self._actions)
         self._returns += rewards
         self._lengths += 1
-        infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False}] * self.num_envs  # one, shared by all under way
+        under_way = {**NUMBERS, "TimeLimit.truncated": False}
+        infos = [under_way] * self.num_envs  # one dict, shared
         if "final_info" in told:
             finished = np.flatnonzero(over)
             for i in finished.tolist():
@@ -62,15 +62,15 @@ class ShardingVecEnv(VecEnv):
             self._returns[finished], self._lengths[finished] = 0, 0
         return shown, rewards.astype(np.float32), over, infos
 
-    def _ended(self, told: dict[str, Any], i: int) -> Infos:
+    def _ended(self, told: dict[str, Any], i: int) -> dict[str, Any]:
         last, seconds = told["final_info"], round(time.time() - self._started, 6)
-        own = {key: _entry(last, key, i) for key in last if not key.startswith("_")}
+        own = {key: values[i] for key, values in last.items() if not key.startswith("_")}
+        own = {key: value.item() if isinstance(value, np.generic) else value for key, value in own.items()}
         episode = {"r": round(float(self._returns[i]), 6), "l": int(self._lengths[i]), "t": seconds}
         ended = {"episode": episode, "terminal_observation": told["final_obs"][i], "TimeLimit.truncated": False}
-        return Infos(own | ended)
+        return own | ended
 
     def close(self) -> None:
-        """Close the environments."""
         self.env.close()
 
     def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> Any:
@@ -93,13 +93,4 @@ class ShardingVecEnv(VecEnv):
         return [wrapper_class is Monitor] * len(list(self._get_indices(indices)))
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """A picture of each environment."""
         return list(self.env.render() or [None] * self.num_envs)
-
-
-def _entry(infos: dict[str, Any], key: str, i: int) -> Any:
-    """Entry of one environment; plans and latencies later, as they take long to make."""
-    if key in ("plan", "latency"):
-        return Later(lambda: infos[key][i])
-    value = infos[key][i]
-    return value.item() if isinstance(value, np.generic) else value

@@ -6,8 +6,6 @@ Loading one needs torch, this module does not. A suite without weights of its ow
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from shard_gym.errors import InvalidTask, MissingDependency, ShardGymError, UnknownName
+from shard_gym.measuring.host import one_thread
 from shard_gym.plan.plan import Plan
 from shard_gym.records import tensors as card_files
 from shard_gym.simulators import Simulator
@@ -71,7 +70,7 @@ class Trained:
         path = self._files.get("") or self._files.get(default)
         if path is None:
             raise self._untrained(default, f"no weights of {self.learner} are shipped for objective {task.objective!r}")
-        with _one_thread():
+        with one_thread():
             return _policy(self.learner, path, self.weights)(task, planner)
 
     def require_planner(self, planner_id: str) -> None:
@@ -143,15 +142,3 @@ def _policy(learner: str, path: Path, weights: str) -> Any:
     except ModuleNotFoundError as error:
         raise MissingDependency(f"{learner} needs {error.name}: pip install {error.name}") from error
     return module.load(path)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -43,8 +43,8 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Progress of a run, and its effort so far."""
+class Tally:
+    """Counts of a run so far: its iterations, what they took, and the best policy."""
 
     iteration: int = 0
     best: float = math.inf  # makespan of validation plans over cost-greedy's, mean over tasks
@@ -80,7 +80,7 @@ class Validation:
         return {"val/makespan": float((makespan / self.greedy).mean()), "val/balance": float(balance.mean())}
 
 
-def train(learner: SuiteLearner, out: Path, schedule: Schedule, command: str = "") -> Progress:
+def train(learner: SuiteLearner, out: Path, schedule: Schedule, command: str = "") -> Tally:
     """Train until the iterations are done or validation gets no better; goes on where `out` left off."""
     run = _Run(learner, out, schedule, command)
     progress = run.resume()
@@ -103,11 +103,11 @@ class _Run:
     def __init__(self, learner: SuiteLearner, out: Path, schedule: Schedule, command: str) -> None:
         self.learner, self.out, self.schedule, self.command = learner, out, schedule, command
         self.path, self.saved = out / "checkpoint.safetensors", time.monotonic()
-        self.progress, self.state = Progress(), learner.state()
+        self.progress, self.state = Tally(), learner.state()
         self.first = 0  # iteration that this process began with
         self.began = time.monotonic()
 
-    def resume(self) -> Progress:
+    def resume(self) -> Tally:
         """Go on where the folder's run left off; refuse the folder of another run."""
         if self.path.exists():
             state, card = load_tensors(self.path, "checkpoint")
@@ -116,12 +116,12 @@ class _Run:
                     why = f"{self.out} holds a run with {name} {card.get(name)}, not {value}"
                     raise InvalidTask(f"{why}: choose another folder, or the same settings")
             self.learner.restore(state)
-            self.state, self.progress = state, Progress(**card["progress"])
+            self.state, self.progress = state, Tally(**card["progress"])
         self.first = self.progress.iteration
         self.scalars = _Scalars(self.out, self.first)
         return self.progress
 
-    def iteration(self, before: Progress, validate: Validation) -> Progress:
+    def iteration(self, before: Tally, validate: Validation) -> Tally:
         """One iteration, logged, with its validation and its checkpoint when they are due."""
         start, number = time.monotonic(), before.iteration + 1
         told = self._iterate(number)
@@ -158,7 +158,7 @@ class _Run:
         kept = f"{self.path} keeps the run as it was before"
         return TrainingFailed(f"iteration {number} gives {what}; {kept}: lower the learning rate, in another folder")
 
-    def _validated(self, progress: Progress, told: dict[str, float], validate: Validation) -> Progress:
+    def _validated(self, progress: Tally, told: dict[str, float], validate: Validation) -> Tally:
         solver = self.learner.solver()
         told |= validate(solver)
         if told["val/makespan"] >= progress.best:
@@ -225,7 +225,6 @@ class _Scalars:
             self.board = SummaryWriter(str(out), purge_step=iteration + 1)  # type: ignore[no-untyped-call]
 
     def write(self, iteration: int, told: Mapping[str, float]) -> None:
-        """One line an iteration."""
         self.file.write(json.dumps({"iteration": iteration, **told}) + "\n")
         self.file.flush()
         if self.board is not None:
@@ -233,7 +232,6 @@ class _Scalars:
                 self.board.add_scalar(name, value, iteration)
 
     def close(self) -> None:
-        """Close the files."""
         self.file.close()
         if self.board is not None:
             self.board.close()

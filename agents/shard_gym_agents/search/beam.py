@@ -20,7 +20,7 @@ from shard_gym.simulators import Simulator
 from shard_gym.task.task import Task
 from shard_gym_agents.search.greedy import LIMITS, Found, best_under_limits, in_use, no_plan, starts
 from shard_gym_agents.search.local_search import descend, search
-from shard_gym_agents.search.repair import amiss, feasible
+from shard_gym_agents.search.repair import feasible
 from shard_gym_agents.search.state import Board, Budget, Costs, State
 from shard_gym_agents.solvers.solver import Progress, require_fast, task_rng
 
@@ -188,7 +188,7 @@ def _stay(board: Board) -> Iterator[Found]:
     """The plan in use, where it keeps to the task: to be as good as that."""
     for placement in in_use(board):
         state = board.start(placement)
-        if not amiss(state):
+        if not state.amiss:
             yield Found(state.makespan, state.node, state.device)
 
 

@@ -20,7 +20,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from shard_gym.bounds.bounds import lower_bound
+from shard_gym.bounds import lower_bound
 from shard_gym.bounds.shares import Share, pieces_of, shares_of
 from shard_gym.errors import InfeasibleTask, InvalidTask, SimulatorError, UnknownName
 from shard_gym.memory.usage import device_bytes, table_bytes

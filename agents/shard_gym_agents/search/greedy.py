@@ -16,6 +16,7 @@ from shard_gym.plan.placing import Placing
 from shard_gym.plan.plan import Plan, check
 from shard_gym.plan.violations import broken_constraints, violations
 from shard_gym.task.task import Task
+from shard_gym_agents.search.mend import mended
 from shard_gym_agents.search.state import Board, Budget, Costs
 from shard_gym_agents.solvers.greedy import COSTS, CostGreedy, Greedy
 from shard_gym_agents.solvers.solver import require_number
@@ -140,11 +141,17 @@ def starts(board: Board, seconds: float) -> Iterator[np.ndarray]:
 
 
 def in_use(board: Board) -> Iterator[np.ndarray]:
-    """The plan in use, (N,), if it keeps to the task; where moves are limited, with those that rules demand made."""
+    """The plan in use, (N,), if it keeps to the task.
+
+    Where moves are limited, with those that rules demand made, and the best of its least repairs where it takes some.
+    """
     task, rules = board.task, board.rules
     base = task.constraints.base
     if rules.away is not None:
-        yield rules.home[:-1]
+        home = rules.home[:-1]
+        yield home
+        if violations(task, Plan(tuple(home.tolist()))):
+            yield from mended(board, home)[:1]
     elif base and not violations(task, Plan(base)):
         yield np.array(base)
 

@@ -20,7 +20,7 @@ from shard_gym.task.task import Task
 from shard_gym_agents.search.greedy import in_use, named, starts
 from shard_gym_agents.search.kinds import searched
 from shard_gym_agents.search.moves import finer, improve
-from shard_gym_agents.search.repair import amiss, feasible, go_home, redeal, repair
+from shard_gym_agents.search.repair import feasible, go_home, redeal, repair
 from shard_gym_agents.search.state import Board, Budget, Costs, State
 from shard_gym_agents.solvers.solver import Progress, require_fast, task_rng
 
@@ -110,7 +110,7 @@ class Auto:
     def _best_greedy(self, board: Board, budget: Budget) -> State | None:
         """The best plan that a greedy finds without help, or the one in use, if there is any."""
         states = (board.start(placement) for placement in _greedies(board, budget))
-        return min((state for state in states if not amiss(state)), key=lambda state: state.makespan, default=None)
+        return min((state for state in states if not state.amiss), key=lambda state: state.makespan, default=None)
 
 
 def _greedies(board: Board, budget: Budget) -> Iterator[np.ndarray]:
@@ -177,7 +177,7 @@ def _shaken(best: State, stale: int, budget: Budget, rng: np.random.Generator) -
     if not moved or rng.random() < min(LEAPS, stale * LEAPS_RISE):
         redeal(state, rng)
         state = repair(state, rng, budget, LEAP_KICKS)
-        if amiss(state):
+        if state.amiss:
             state = best.copy()
     return state, moved
 

@@ -10,12 +10,11 @@ import numpy as np
 from shard_gym.errors import InfeasibleTask
 from shard_gym.plan.feasibility import disproof, first_fit_decreasing
 from shard_gym_agents.search.greedy import no_plan
+from shard_gym_agents.search.mend import Exchanges
 from shard_gym_agents.search.state import Board, Budget, State
 
 KICKS = 60  # times that a repair which is stuck moves something at random
-PAIRS = 20_000  # exchanges looked at in one round, about
 AGAIN, AGAIN_KICKS = 40, 8  # repairs tried anew where those of all starts failed, without a budget of seconds; kicks
-RULE = 2**53  # bytes of overflow that a broken rule counts as: more than any
 
 
 def feasible(board: Board, starts: Iterable[np.ndarray], budget: Budget, rng: np.random.Generator) -> State:
@@ -25,16 +24,16 @@ def feasible(board: Board, starts: Iterable[np.ndarray], budget: Budget, rng: np
     """
     states: Iterable[State] = (board.start(placement) for placement in starts)
     if board.rules.binding or board.task.constraints.base:
-        states = sorted(states, key=lambda state: (amiss(state), state.makespan))
+        states = sorted(states, key=lambda state: (state.amiss, state.makespan))
     tried = []
     for begun in states:
-        state = repair(begun.copy(), rng, budget) if amiss(begun) else begun
-        if not amiss(state):
+        state = repair(begun.copy(), rng, budget) if begun.amiss else begun
+        if not state.amiss:
             return state
         tried.append((state, begun))
         if budget.hopeless:
             break
-    return _last_resorts(*min(tried, key=lambda pair: amiss(pair[0])), budget, rng)
+    return _last_resorts(*min(tried, key=lambda pair: pair[0].amiss), budget, rng)
 
 
 def _last_resorts(nearest: State, whole: State, budget: Budget, rng: np.random.Generator) -> State:
@@ -56,21 +55,16 @@ def _last_resorts(nearest: State, whole: State, budget: Budget, rng: np.random.G
         state = (whole if attempt % 2 else state).copy()
         redeal(state, rng)
         state = repair(state, rng, budget, AGAIN_KICKS)
-        if not amiss(state):
+        if not state.amiss:
             return state
-        nearest = min(nearest, state, key=amiss)
+        nearest = min(nearest, state, key=lambda one: one.amiss)
     raise no_plan(task, nearest.plan())
-
-
-def amiss(state: State) -> int:
-    """Bytes that do not fit, and more than any bytes for a broken rule; 0 of a feasible placement."""
-    return state.overflow + RULE * state.broken
 
 
 def repair(state: State, rng: np.random.Generator, budget: Budget | None = None, kicks: int = KICKS) -> State:
     """Move, swap and halve pieces of a placement until nothing is amiss; else the placement with the least amiss."""
-    best, least = state.copy(), amiss(state)
-    while (left := amiss(state)) and kicks and not (budget is not None and budget.hopeless):
+    best, least = state.copy(), state.amiss
+    while (left := state.amiss) and kicks and not (budget is not None and budget.hopeless):
         if _less_amiss(state, rng) or _halve_largest(state):
             continue
         if left <= least:
@@ -79,7 +73,7 @@ def repair(state: State, rng: np.random.Generator, budget: Budget | None = None,
             state = best.copy()
         kicks -= 1
         shake(state, rng)
-    if amiss(state) > least:
+    if state.amiss > least:
         state = best
     state.settle()
     return state
@@ -87,36 +81,13 @@ def repair(state: State, rng: np.random.Generator, budget: Budget | None = None,
 
 def _less_amiss(state: State, rng: np.random.Generator) -> bool:
     """Make the move or swap of the most troubled device that leaves the least amiss, if less than now."""
-    board, source = state.board, _troubled(state, rng)
-    mine = np.flatnonzero(state.device == source)
-    others = np.flatnonzero(state.device != source)
-    if len(mine) * len(others) > PAIRS:
-        others = rng.choice(others, PAIRS // len(mine) + 1, replace=False)
-    devices = np.delete(np.arange(len(state.free)), source)
-    back = np.append(others, np.full(len(devices), -1))
-    target = np.append(state.device[others], devices)
-    came = np.where(back >= 0, board.size[state.node[back]], 0)
-    grows = board.size[state.node[mine]][:, None] - came
-    before = np.maximum(-state.free[source], 0) + np.maximum(-state.free[target], 0)
-    after = np.maximum(-(state.free[source] + grows), 0) + np.maximum(-(state.free[target] - grows), 0)
-    change = (after - before).astype(np.float64) + float(RULE) * state.breaks(mine[:, None], target, back)
-    least = change.min() if change.size else 0.0
+    troubled = state.troubled()
+    offer = Exchanges.of(state, int(rng.choice(troubled)), rng)
+    least = offer.amiss.min() if offer.amiss.size else 0.0
     if least >= 0:
         return False
-    i, j = np.divmod(int(rng.choice(np.flatnonzero(change == least))), len(back))
-    state.relocate(int(mine[i]), int(target[j]))
-    if back[j] >= 0:
-        state.relocate(int(back[j]), source)
+    offer.make(state, int(rng.choice(np.flatnonzero(offer.amiss == least))))
     return True
-
-
-def _troubled(state: State, rng: np.random.Generator) -> int:
-    """The fullest device, or while rules are broken a device of a piece that has a part in it."""
-    if state.standing is not None:
-        trouble = np.flatnonzero(state.standing.troubled(state.board.table[state.node], state.device))
-        if len(trouble):
-            return int(state.device[rng.choice(trouble)])
-    return int(state.free.argmin())
 
 
 def _halve_largest(state: State) -> bool:

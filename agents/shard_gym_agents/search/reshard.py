@@ -18,11 +18,14 @@ from shard_gym.plan.violations import violations
 from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.task.task import Task
 from shard_gym_agents.search.local_search import IDLE, Auto
-from shard_gym_agents.search.state import Budget, Costs
+from shard_gym_agents.search.mend import mended
+from shard_gym_agents.search.repair import repair
+from shard_gym_agents.search.state import Board, Budget, Costs
 from shard_gym_agents.solvers.solver import Progress, require_fast, require_number, task_rng
 
 GB_S = 1e9  # bytes a second
 BASE_SHARE, FRESH_SHARE = 0.25, 0.25  # of the budget: to improve the plan in use, and to make one afresh
+MENDED_SHARE = 0.6  # of the budget, by the end of which its repair is improved, where it needs one
 AFRESH = 0.3  # share of the descents that begin where the search did, not at the best placement
 KICKS = (1, 5)  # changes at random before a descent: from, below
 CHEAPEST = 2.0  # orders of magnitude that moving bytes is made cheaper by, for a while, at most
@@ -38,9 +41,10 @@ class Reshard:
     """Change the plan in use, `constraints.base`, where that pays.
 
     Makes small, in ms: horizon x makespan + time to move, the bytes that the busiest device sends or receives over its
-    bandwidth. Starts from the plan in use and from what `auto` plans afresh, its devices renamed so that most bytes
-    stay; moves and swaps, at first with bytes made cheaper, then at their price. Stays where the gain is within `sure`
-    standard deviations of the planner. Where nothing is in use, nothing has to move: the plan is auto's.
+    bandwidth. Starts from the plan in use, or its least repairs where it no longer keeps to the task, and from what
+    `auto` plans afresh, its devices renamed so that most bytes stay; moves and swaps, at first with bytes made cheaper,
+    then at their price. Stays (with the best of the repairs) where the gain is within `sure` standard deviations of the
+    planner. Where nothing is in use, nothing has to move: the plan is auto's.
     """
 
     track: ClassVar[str] = "search"
@@ -79,6 +83,7 @@ class _Search:
         self.budget = Budget(settings.budget, settings.calls)
         self.prices = Prices(settings.horizon, 1e3 / (settings.bandwidth_gb_s * GB_S))
         self.base = Plan(task.constraints.base)
+        self.stays = self.base  # the plan that moves no more than it has to
         self.candidates = [self.base]
         self.starts: list[Placement] = []
         self.best: Placement | None = None
@@ -88,16 +93,18 @@ class _Search:
     def run(self) -> None:
         """Improve the plan in use, then one made afresh, then the better of them until the budget is spent."""
         fits = not violations(self.task, self.base)
-        if fits:
-            self.improve(self.base, BASE_SHARE)
+        if not fits and (repairs := self._repairs()):
+            self.candidates += repairs
+            self.stays = min(repairs, key=self._total_ms)
+        self.improve(self.stays, BASE_SHARE if fits else MENDED_SHARE)
         if self.stopped:
             return
         try:
             fresh = self._fresh()
         except InfeasibleTask:
-            if not fits:
+            if self.best is None:
                 raise
-            fresh = self.base
+            fresh = self.stays
         wires = self.planner.uncounted.all_to_all(self.task)
         renamed = aligned(self.task, self.base, fresh, wires and wires[0])
         self.candidates += [fresh, renamed]
@@ -118,6 +125,18 @@ class _Search:
             self.descend(state, cheaper, share)
             self.descend(state, 1.0, share)
 
+    def _repairs(self) -> list[Plan]:
+        """Plans that move little, so that the one in use keeps to the task again."""
+        board = Board(self.task, self.costs, splits=True)
+        in_use, home = np.array(self.task.constraints.base), board.rules.home[:-1]
+        start = np.where(home < 0, in_use, home)  # pins, and the tables that must be together
+        ms_per_byte = self.prices.ms_per_byte / max(self.settings.horizon, 1e-9)
+        found = [Plan(tuple(device.tolist())) for device in mended(board, start, ms_per_byte)]
+        if not found:
+            state = repair(board.start(start), self.rng, self.budget)
+            found = [] if state.amiss else [state.plan()]
+        return found
+
     def _fresh(self) -> Plan:
         """Plan with auto, as if nothing were in use unless moves are counted."""
         c = self.task.constraints
@@ -127,7 +146,8 @@ class _Search:
         return Auto(s.seed, s.budget * FRESH_SHARE, calls, sure=s.sure)(task, self.planner)
 
     def _again(self, best: Placement) -> bool:
-        """Shake the best placement or a start and descend, bytes made cheaper at first; False if nothing moved."""
+        """Shake the best placement or a start and descend, bytes made cheaper at first; False if nothing could move."""
+        asked = self.costs.planner.calls
         afresh = self.rng.random() < AFRESH
         state = (self.starts[int(self.rng.integers(len(self.starts)))] if afresh else best).copy()
         changes = [state.anything(self.rng) for _ in range(int(self.rng.integers(*KICKS)))]
@@ -136,7 +156,7 @@ class _Search:
                 state.make(change)
         self.descend(state, 10 ** -self.rng.uniform(0, CHEAPEST), 1.0)
         self.descend(state, 1.0, 1.0)
-        return any(change is not None for change in changes)
+        return self.costs.planner.calls > asked and any(change is not None for change in changes)
 
     def descend(self, state: Placement, cheaper: float, share: float) -> None:
         """Make the change that helps most until none does; `cheaper` is a factor on what bytes cost."""
@@ -156,15 +176,15 @@ class _Search:
         return self.stopped or self.budget.over(self.costs, min(share, self.end))
 
     def chosen(self) -> Plan:
-        """The plan that costs least of those that break nothing; the one in use unless the gain is sure."""
+        """The plan that costs least of those that break nothing; the one that stays unless the gain is sure."""
         found = [*self.candidates, *([] if self.best is None else [self.best.plan()])]
         usable = [plan for plan in found if not violations(self.task, plan)] or found
         return min(usable, key=self._total_ms)
 
     def _total_ms(self, plan: Plan) -> float:
         sums, doubt = self._sums(plan), 0.0
-        if plan != self.base:
-            doubt = self.settings.sure * self.costs.doubt(sums, self._sums(self.base))
+        if plan != self.stays:
+            doubt = self.settings.sure * self.costs.doubt(sums, self._sums(self.stays))
         moves = delta(self.task, self.base, plan)
         steps_ms = self.prices.horizon * (float(self.costs.plans(sums).makespan) + doubt)
         return steps_ms + max(moves.sent + moves.received) * self.prices.ms_per_byte

@@ -46,10 +46,17 @@ class Standing:
         more = near[mine, target] - near[mine, source] + near[theirs, source] - near[theirs, target]
         more = more - 2 * rules.apart[table, theirs]
         if rules.away is not None:
-            away, left = rules.away, self.left[0]
-            spent = away[table, target] - away[table, source] + away[other, source] - away[other, target]
-            more = more + np.maximum(spent - left, 0) - max(0, -left)
+            left = self.left[0]
+            more = more + np.maximum(self.spent(table, source, target, other) - left, 0) - max(0, -left)
         return np.where(rules.allowed[table, target] & rules.allowed[other, source], more, FORBIDDEN)
+
+    def spent(
+        self, table: np.ndarray | int, source: np.ndarray | int, target: np.ndarray | int, other: np.ndarray | int = -1
+    ) -> np.ndarray:
+        """Moves that such a change takes, where only so many tables may; below 0 where tables come home; broadcast."""
+        away = self.rules.away
+        assert away is not None
+        return away[table, target] - away[table, source] + away[other, source] - away[other, target]
 
     def troubled(self, table: np.ndarray, device: np.ndarray) -> np.ndarray:
         """Counts of the rules that each table of the first placement has a part in breaking, (P,)."""

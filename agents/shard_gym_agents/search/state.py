@@ -22,6 +22,7 @@ from shard_gym_agents.solvers.solver import require_number
 CALLS_A_SECOND = 100_000
 GRACE = 0.1  # seconds that a first plan may take, whatever the budget
 EXACT_SHARDS = 2**18  # asked about at the start for what each piece adds; beyond, its share is guessed
+RULE = 2**53  # bytes of overflow that a broken rule counts as: more than any
 BALANCE = 0.01  # weight of the unevenness of all devices beside the makespan
 
 
@@ -209,6 +210,19 @@ class State:
     def broken(self) -> int:
         """Rules that are broken: two tables on one device that must be apart, or a move too many."""
         return 0 if self.standing is None else self.standing.broken(self.board.table[self.node], self.device)
+
+    @property
+    def amiss(self) -> int:
+        """Bytes that do not fit, and more than any bytes for a broken rule; 0 of a feasible placement."""
+        return self.overflow + RULE * self.broken
+
+    def troubled(self) -> np.ndarray:
+        """The fullest device, or while rules are broken those of the pieces that have a part in it."""
+        if self.standing is not None:
+            trouble = np.flatnonzero(self.standing.troubled(self.board.table[self.node], self.device))
+            if len(trouble):
+                return self.device[trouble]
+        return self.free.argmin(axis=0, keepdims=True)
 
     def breaks(self, piece: np.ndarray | int, target: np.ndarray | int, other: np.ndarray | int = -1) -> np.ndarray:
         """Count the rules newly broken if pieces go to a device, in exchange with others (-1: with none)."""

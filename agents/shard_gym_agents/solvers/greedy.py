@@ -36,7 +36,8 @@ COSTS: dict[str, Callable[[TablePool], np.ndarray]] = {
 class Greedy:
     """Costliest table first, each to the device with the least cost so far where it may go.
 
-    Tables that must be together count as one, in all greedies but `RoundRobin`.
+    Of equals the larger table and the emptier device come first, as in DreamShard's code. Tables that must be together
+    count as one, in all greedies but `RoundRobin`.
     """
 
     track: ClassVar[str] = "blind"
@@ -51,16 +52,17 @@ class Greedy:
         placing = Placing.of(task)
         rules = placing.options.rules
         cost = rules.merged(COSTS[self.cost](task.tables).astype(np.float64))
-        costs, speed, placement = cost.tolist(), task.speed, [-1] * task.num_tables
-        devices = [(0.0, d) for d in range(task.num_devices)]  # a heap of (cost so far, device)
-        for t in rules.by_leader(np.argsort(-cost, kind="stable")):
+        size = rules.merged(task.tables.weight_bytes)
+        costs, sizes, speed, placement = cost.tolist(), size.tolist(), task.speed, [-1] * task.num_tables
+        devices = [(0.0, 0, d) for d in range(task.num_devices)]  # a heap of (cost and bytes so far, device)
+        for t in rules.by_leader(np.lexsort((-size, -cost))):
             full = []
-            while devices and not placing.took(t, devices[0][1]):
+            while devices and not placing.took(t, devices[0][2]):
                 full.append(heapq.heappop(devices))
             if not devices:
                 raise dead_end(placing, t)
-            load, placement[t] = devices[0]
-            heapq.heapreplace(devices, (load + costs[t] / speed[placement[t]], placement[t]))
+            load, used, placement[t] = devices[0]
+            heapq.heapreplace(devices, (load + costs[t] / speed[placement[t]], used + sizes[t], placement[t]))
             for entry in full:
                 heapq.heappush(devices, entry)
         return Plan(tuple(rules.as_leader(placement)))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterator, Sequence, ValuesView
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from shard_gym.envs import rewards
+from shard_gym.envs.rewards import NUMBERS
 from shard_gym.envs.vector.shelf import Shelf
 from shard_gym.envs.vector.states import Record, States
 from shard_gym.plan.violations import broken_constraints
@@ -145,26 +145,19 @@ class Ends:
     excess: np.ndarray
     hash: np.ndarray
 
-    def info(self, num_envs: int) -> Infos:
-        """Infos as gymnasium's vector environments have them: an array for each key, and beside it where it is told."""
-
-        def all_of(values: np.ndarray) -> np.ndarray:
-            return spread_out(values, self.envs, num_envs)
-
-        told = {
-            "plan": Later(lambda: all_of(objects(self.record.plans()))),
-            "latency": Later(lambda: all_of(objects(self.latencies()))),
-            "makespan": all_of(self.makespan),
-            "balance": all_of(self.balance),
-            "feasible": all_of(self.excess == 0),
-            "task": all_of(self.hash),
-        }
-        slowest = self.cost.argmax(axis=1)[:, None]
+    def numbers(self, num_envs: int) -> dict[str, np.ndarray]:
+        """Numbers that infos tell of each environment, (n,); of those that go on what they tell before the end."""
+        slowest, latency = self.cost.argmax(axis=1)[:, None], self.latency
+        known = {"makespan": self.makespan, "balance": self.balance, "feasible": self.excess == 0}
         for name in ("spread", "distance"):
-            if (values := getattr(self.latency, name)) is not None:
-                told[name] = all_of(np.take_along_axis(values, slowest, axis=1)[:, 0])
-        where = all_of(np.ones(len(self.envs), bool))
-        return Infos(told | {f"_{key}": where for key in told})
+            if (values := getattr(latency, name)) is not None:
+                known[name] = np.take_along_axis(values, slowest, axis=1)[:, 0]
+        return before_ends(num_envs) | {name: spread_out(values, self.envs, num_envs) for name, values in known.items()}
+
+    def objects(self, num_envs: int) -> dict[str, np.ndarray]:
+        """Plan, latency and the task's hash of each environment that ended, (n,); None of the others."""
+        told = {"plan": objects(self.record.plans()), "latency": objects(self.latencies()), "task": self.hash}
+        return {name: spread_out(values, self.envs, num_envs) for name, values in told.items()}
 
     def latencies(self) -> list[Latency]:
         """One of each environment."""
@@ -188,11 +181,9 @@ def judged(shelf: Shelf, states: States, envs: np.ndarray) -> Ends:
 
 def end_rewards(shelf: Shelf, states: States, ends: Ends) -> np.ndarray:
     """The whole return of each episode, as `rewards.end_reward`."""
-    if not shelf.settings.scored:
-        return rewards.balance_reward(ends.balance, ends.excess)
-    slots = states.slot[ends.envs]
-    worst, reference = shelf.slots.worst[slots], shelf.slots.reference[slots]
-    return rewards.latency_reward(ends.makespan, ends.excess, worst, reference)
+    of, slots = shelf.slots, states.slot[ends.envs]
+    worth = shelf.settings.paid.worth
+    return worth(ends.makespan, ends.balance, ends.excess, of.worst[slots], of.reference[slots])
 
 
 def _excess(shelf: Shelf, states: States, envs: np.ndarray, record: Record) -> np.ndarray:
@@ -205,52 +196,14 @@ def _excess(shelf: Shelf, states: States, envs: np.ndarray, record: Record) -> n
     return excess
 
 
-@dataclass(frozen=True)
-class Later:
-    """A value not made yet."""
-
-    make: Callable[[], Any]
+def before_ends(num_envs: int) -> dict[str, np.ndarray]:
+    """Numbers that infos tell where no episode is over, (n,)."""
+    return {name: np.full(num_envs, value) for name, value in NUMBERS.items()}
 
 
-class Infos(dict[str, Any]):
-    """A dict in which a `Later` is made when it is first looked at; gymnasium's wrappers want a real dict.
-
-    A plan for each of a thousand finished episodes takes longer than all their steps, and most are never read.
-    """
-
-    def __getitem__(self, key: str) -> Any:
-        value = super().__getitem__(key)
-        if isinstance(value, Later):
-            value = self[key] = value.make()
-        return value
-
-    def __iter__(self) -> Iterator[str]:  # with one of our own, dict(infos) and {**infos} go by __getitem__ too
-        return super().__iter__()
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Like a dict's."""
-        return self[key] if key in self else default  # noqa: SIM401
-
-    def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
-        """Like a dict's."""
-        return ItemsView(self)
-
-    def values(self) -> ValuesView[Any]:  # type: ignore[override]
-        """Like a dict's."""
-        return ValuesView(self)
-
-    def pop(self, key: str, *default: Any) -> Any:
-        """Like a dict's."""
-        if key in self:
-            self[key]  # made
-        return super().pop(key, *default)
-
-    def copy(self) -> dict[str, Any]:
-        """Like a dict's."""
-        return dict(self)
-
-    def __repr__(self) -> str:
-        return repr(dict(self))
+def told_where(told: dict[str, Any], where: np.ndarray) -> dict[str, Any]:
+    """Infos with, beside each key, where it is told, as gymnasium's vector environments have them."""
+    return told | {f"_{key}": where for key in told}
 
 
 def objects(values: Sequence[Any]) -> np.ndarray:

@@ -84,7 +84,7 @@ class Pieces:
         self.placed = np.zeros(n, np.int64)
         self.count = np.ones(n, np.int64)  # tables and splits
         self.steps = np.zeros(n, np.int64)
-        self.left = np.zeros((n, 4))  # `amounts` that wait; for "full" and "ahead"
+        self.left = np.zeros((n, 4))  # `amounts` that wait; for "full", "ahead" and "flat"
         self.unit = np.ones((n, 4))  # what was left at the start
         self._first = np.zeros(n, np.int64)
 

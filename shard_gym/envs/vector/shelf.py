@@ -27,7 +27,7 @@ class Rows:
     table: np.ndarray  # (R,) int64 the node's table; at the end the number of tables
     whole: np.ndarray  # (R,) int8, 1 where a table waits when the episode begins, and at the end
     halves: np.ndarray  # (R,) int64 position where the halves of a piece wait; -1: it must not be split
-    # for "full" and "ahead" only:
+    # for "full", "ahead" and "flat" only:
     amounts: np.ndarray  # (R, 4) what a piece counts for in what remains
     alone: np.ndarray  # (R,) single cost, ms
     remaining: np.ndarray  # (R, 5) float32; with split actions its last column only
@@ -46,10 +46,10 @@ class Slots:
     speed: np.ndarray  # (S, K) over the fastest
     episode: np.ndarray  # in the order that all episodes of the task share, as objects
     hash: np.ndarray  # of the task, as objects
-    # for "latency" and "dense" only:
+    # for rewards that are `scored` only:
     worst: np.ndarray  # ms
     reference: np.ndarray  # ms
-    # for "full" and "ahead" only:
+    # for "full", "ahead" and "flat" only:
     even_share: np.ndarray  # (S, H)
     total_cost: np.ndarray  # ms
     total: np.ndarray  # (S, 4) what remains at the start
@@ -148,7 +148,7 @@ class Shelf:
         slots.length[slot], slots.tables[slot] = length, task.num_tables
         slots.group[slot], slots.hash[slot] = self._group(task), task.hash
         slots.largest[slot], slots.speed[slot] = max(task.memory), p.speed
-        if self.settings.scored:
+        if self.settings.paid.scored:
             slots.worst[slot], slots.reference[slot] = p.worst, p.reference
         if self.full:
             slots.even_share[slot], slots.total_cost[slot] = p.even_share, p.total_cost

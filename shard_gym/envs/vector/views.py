@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shard_gym.envs.episodes import Scales
-from shard_gym.envs.observations import device_rows
+from shard_gym.envs.observations import Next, device_rows, flat_width, put_flat
 from shard_gym.envs.vector.ends import RunningCosts, costs_ahead
 from shard_gym.envs.vector.shelf import Shelf
 from shard_gym.envs.vector.states import States
@@ -44,7 +44,7 @@ def make_view(shelf: Shelf, states: States, costs: RunningCosts | None, copy: bo
     if shelf.settings.observation == "set":
         return SetView(shelf, states, copy)
     assert costs is not None
-    made = AheadView if shelf.settings.observation == "ahead" else FullView
+    made = {"full": FullView, "ahead": AheadView, "flat": FlatView}[shelf.settings.observation]
     return made(shelf, states, costs, copy)
 
 
@@ -59,6 +59,15 @@ def taken(rows: np.ndarray, indices: np.ndarray, out: np.ndarray | None) -> np.n
     """Rows taken, in an array of their own or in `out`."""
     # mode: indices are never out of range, and saying so spares a copy
     return rows.take(indices, axis=0, out=out, mode="clip")  # type: ignore[return-value]
+
+
+def remains(shelf: Shelf, states: States, out: np.ndarray | None) -> np.ndarray:
+    """Shares of each task that are left, (n, 5), in an array of their own or in `out`."""
+    rows, pieces = shelf.rows.remaining if states.orders is None else states.orders.remaining, states.pieces
+    remaining = taken(rows.reshape(-1, 5), states.at, out)
+    if pieces is not None:
+        np.divide(pieces.left, pieces.unit, out=remaining[:, :4], casting="same_kind")
+    return remaining
 
 
 class TableView(View):
@@ -113,11 +122,7 @@ class FullView(View):
             self.devices[:, :, 2] = self.costs.cost * k / self.total_cost[:, None]
 
     def show(self, masks: np.ndarray) -> dict[str, np.ndarray]:
-        states, pieces = self.states, self.states.pieces
-        rows = self.shelf.rows.remaining if states.orders is None else states.orders.remaining.reshape(-1, 5)
-        remaining = taken(rows, states.at, None if self.copy else self.remaining)
-        if pieces is not None:
-            np.divide(pieces.left, pieces.unit, out=remaining[:, :4], casting="same_kind")
+        remaining = remains(self.shelf, self.states, None if self.copy else self.remaining)
         devices, masks = (self.devices.copy(), masks.copy()) if self.copy else (self.devices, masks)
         return {"table": self.table.show(masks), "devices": devices, "remaining": remaining, "action_mask": masks}
 
@@ -163,6 +168,43 @@ class AheadView(View):
         return {**shown, "ahead": shown["devices"][..., 2].copy()}
 
 
+class FlatView(View):
+    """The next piece, what remains, the devices and the mask in one row, (n, W)."""
+
+    def __init__(self, shelf: Shelf, states: States, costs: RunningCosts, copy: bool) -> None:
+        self.shelf, self.states, self.costs, self.copy = shelf, states, costs, copy
+        self.table, (n, k) = TableView(shelf, states, False), states.placing.free.shape
+        self.shown = np.empty((n, flat_width(k, k + (states.pieces is not None))), np.float32)
+        self.remaining = np.empty((n, 5), np.float32)
+        ones, speed, pace = np.ones((n, 1)), np.ones((n, k)), np.ones((n, k))
+        self.scales = Scales(None, ones, ones.copy(), None, speed, k, pace)
+
+    def begin(self, envs: np.ndarray) -> None:
+        held, new = self.scales, self._scales(envs)
+        held.largest[envs], held.cost[envs] = new.largest, new.cost
+        held.speed[envs], held.pace[envs] = new.speed, new.pace
+
+    def show(self, masks: np.ndarray) -> np.ndarray:
+        states, of = self.states, self.shelf.rows
+        size = np.maximum(self.shelf.options.size.take(states.row, axis=0), 0)  # none at ends
+        remaining = remains(self.shelf, states, self.remaining)
+        piece = Next(self.table.show(masks), of.alone.take(states.row)[:, None], size, remaining, masks)
+        put_flat(self.shown, self.scales, piece, states.placing.free, self.costs.cost)
+        return self.shown.copy() if self.copy else self.shown
+
+    def final(self, envs: np.ndarray, cost: np.ndarray) -> np.ndarray:
+        shown, zeros = np.empty((len(envs), self.shown.shape[1]), np.float32), np.zeros((len(envs), 5))
+        masks = self.states.final_masks(len(envs))
+        piece = Next(self.table.final(envs, cost), zeros[:, :1], zeros[:, :1], zeros, masks)
+        put_flat(shown, self._scales(envs), piece, self.states.placing.free[envs], cost)
+        return shown
+
+    def _scales(self, envs: np.ndarray) -> Scales:
+        of, slots = self.shelf.slots, self.states.slot[envs]
+        largest, total, speed = of.largest[slots, None], of.total_cost[slots, None], of.speed[slots]
+        return Scales(None, largest, total, None, speed, self.states.num_devices, speed[:, :1] / speed)
+
+
 class SetView(View):
     """All tables, or nodes where they may be halved, where they are, their order and the devices."""
 
@@ -171,7 +213,7 @@ class SetView(View):
         self.shelf, self.states, self.copy, most = shelf, states, copy, shelf.settings.most_nodes
         self.names: tuple[str, ...] = tuple(shelf.settings.space())  # type: ignore[arg-type]
         if states.pieces is None:
-            where = {"device": np.full((n, most), -1)}
+            where = {"placement": np.full((n, most), -1)}
         else:
             where = {"left": np.zeros((n, most), np.int8), "placed": np.zeros((n, most, k), np.int8)}
         self.shown: dict[str, np.ndarray] = {
@@ -188,8 +230,8 @@ class SetView(View):
         node, actions = self.shelf.rows.node[states.last_row], states.last_actions
         live = np.flatnonzero(node < states.length)
         node, actions = node[live], actions[live]
-        if "device" in shown:
-            shown["device"][live, node] = actions
+        if "placement" in shown:
+            shown["placement"][live, node] = actions
             return
         halved = actions == states.num_devices
         shown["left"][live, node] -= 1
@@ -208,8 +250,8 @@ class SetView(View):
         shown["tables"][envs] = self.shelf.rows.shown[by_node, :-1]
         shown["sizes"][envs] = np.where(inside[:, :most], self.shelf.options.size[by_node, 0], 0) / largest
         shown["capacity"][envs], shown["speed"][envs] = self.shelf.options.capacity[slots] / largest, of.speed[slots]
-        if "device" in shown:
-            shown["device"][envs] = -1
+        if "placement" in shown:
+            shown["placement"][envs] = -1
         else:
             shown["left"][envs] = np.where(inside[:, :most], self.shelf.rows.whole[by_node], 0)
             shown["placed"][envs] = 0

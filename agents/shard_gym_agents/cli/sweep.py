@@ -1,0 +1,93 @@
+"""Compare machines: shard-gym sweep --tables tables.csv --hardware dgx-a100-80,dgx-h100,mine.toml --agent auto"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shard_gym.errors import InfeasibleTask
+from shard_gym.memory.usage import device_bytes
+from shard_gym.plan.plan import Plan
+from shard_gym.records import commands
+from shard_gym.results.evaluate import score
+from shard_gym.simulators import Simulator
+from shard_gym.tables.pool import GB
+from shard_gym.task.machines import Machine
+from shard_gym.task.task import Task
+from shard_gym.torchrec.report import grid
+from shard_gym_agents.cli.plans import assumed
+from shard_gym_agents.cli.solving import add_solver, solved
+from shard_gym_agents.cli.tasks import add_tables, constrained, machine_of, task_of
+
+MS_PER_HOUR, STEPS = 3.6e6, 1e6  # a price is told of so many steps
+
+
+@dataclass(frozen=True)
+class Swept:
+    """The plan of one machine, or why there is none."""
+
+    machine: Machine
+    task: Task
+    judge: Simulator
+    plan: Plan | None
+    why: str = ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Plan on each machine, and compare."""
+    return commands.run(_parser(), _run, arguments)
+
+
+def _run(options: argparse.Namespace) -> None:
+    each = [argparse.Namespace(**vars(options) | {"hardware": name}) for name in options.hardware]
+    asked = [(on, machine_of(on), *task_of(on)) for on in each]  # what is wrong is told before anything is planned
+    found = []
+    for on, machine, own, planner, judge in asked:
+        task = constrained(own, on)
+        print(f"{machine.name} {assumed(task, planner, judge)}", flush=True)
+        try:
+            found.append(Swept(machine, task, judge, solved(on, task, planner)))
+        except InfeasibleTask as error:
+            found.append(Swept(machine, task, judge, None, str(error)))
+    print("\n".join(sweep_report(found)))
+
+
+def sweep_report(found: Sequence[Swept]) -> Iterator[str]:
+    """A line a machine: devices, memory, makespan, and the price of the steps where one is known."""
+    priced = any(swept.machine.price is not None for swept in found)
+    heads = ["hardware", "hosts", "devices", "GiB each", "fullest GiB", "makespan ms"]
+    heads += ["price/h", f"price/{STEPS:.0e} steps"] if priced else []
+    yield from grid([*heads, ""], [[*_row(swept, priced), ""] for swept in found])
+    for swept in found:
+        if swept.plan is None:
+            yield f"\n{swept.machine.name}: {swept.why}"
+
+
+def _row(swept: Swept, priced: bool) -> list[str]:
+    machine, task, plan = swept.machine, swept.task, swept.plan
+    cells = [machine.name, f"{machine.hosts}", f"{task.num_devices}", f"{max(task.memory) / GB:.2f}"]
+    makespan = None
+    if plan is not None and (found := score(task, plan, swept.judge)).feasible:
+        makespan = found.makespan
+    if plan is None or makespan is None:
+        cells += ["", "NO PLAN"]
+    else:
+        used = device_bytes(task.split(plan.splits), np.array(plan.device))
+        cells += [f"{used.max() / GB:.2f}", f"{makespan:.3f}"]
+    if priced:
+        price = machine.price
+        steps = None if price is None or makespan is None else price * makespan * STEPS / MS_PER_HOUR
+        cells += ["" if number is None else f"{number:,.2f}" for number in (price, steps)]
+    return cells
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = commands.parser("shard-gym sweep", __doc__)
+    add_tables(parser)
+    parser.add_argument("--agent", default="auto", help="a name from `shard-gym agents`; default auto")
+    add_solver(parser)
+    parser.set_defaults(suite=None, task=None, out=None)
+    return parser

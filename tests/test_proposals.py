@@ -1,0 +1,76 @@
+"""What would help a task that has no plan: numbers that can be worked out by hand. A table has 64,000 bytes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shard_gym import Constraints, Task, make_pool
+from shard_gym.memory.usage import device_bytes
+from shard_gym.plan.proposals import proposals, simple_plan
+from shard_gym.plan.violations import violations
+from shard_gym.torchrec.report import limits
+
+THREE = Task(make_pool([1_000] * 3, dim=16, dtype="fp32", name=("a", "b", "c")), memory=(64_000,) * 2)
+
+
+def test_memory_and_devices_that_are_enough():
+    memory, devices = proposals(THREE)
+    assert memory == "memory: 0.00 GiB (128,000 bytes) a device are enough, now 0.00 GiB (64,000 bytes)"
+    assert devices == "devices: 3 are enough, now 2"
+
+
+def test_halves_need_less_memory_than_whole_tables():
+    memory, _ = proposals(replace(THREE, splits_allowed=True))
+    assert "(96,000 bytes) a device are enough" in memory
+
+
+def test_splits_that_are_enough():
+    """On devices of a table and a half, one table has to be halved."""
+    task = replace(THREE, memory=(96_000,) * 2)
+    assert proposals(task)[0] == "splits: there is a plan with 1 halving of columns, of 'a' (--allow-splits)"
+    allowed = replace(task, splits_allowed=True)
+    plan = simple_plan(allowed)
+    assert plan.splits == (0,) and not violations(allowed, plan)
+    assert device_bytes(allowed.split(plan.splits), np.array(plan.device)).tolist() == [96_000, 96_000]
+    assert proposals(allowed) == ("there is a plan with 1 halving of columns: a search such as auto finds one",)
+
+
+def test_a_table_in_quarters():
+    """A table of 64,000 bytes on four devices that hold 16,000 each: 3 halvings, and no fewer."""
+    task = Task(make_pool([1_000], dim=16, dtype="fp32"), memory=(16_000,) * 4, splits_allowed=True)
+    plan = simple_plan(task)
+    assert len(plan.splits) == 3 and not violations(task, plan)
+    assert task.split(plan.splits).tables.dim.tolist() == [4] * 4
+
+
+def test_devices_that_differ_are_told_one_by_one():
+    task = replace(THREE, memory=(100_000, 50_000), speed=(1, 1))
+    assert proposals(task)[0] == (
+        "memory: enough are 0.00 GiB (128,000 bytes) on device 0, now 0.00 GiB (100,000 bytes), "
+        "0.00 GiB (64,000 bytes) on device 1, now 0.00 GiB (50,000 bytes)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("constraints", "told"),
+    [
+        ({"pin": ((0, 0), (1, 1), (2, 1))}, "the pin of 'b' to device 1, or without the pin of 'c' to device 1"),
+        ({"together": ((0, 1, 2),)}, "'a', 'b', 'c' together"),
+        ({"base": (1, 1, 1), "max_moves": 1}, "max_moves = 1"),
+        ({"pin": ((0, 1), (1, 1)), "together": ((0, 2), (1, 2))}, "any constraint (more than one is in the way)"),
+    ],
+)
+def test_the_constraint_that_is_in_the_way(constraints, told):
+    task = replace(THREE, memory=(128_000, 64_000), constraints=Constraints(**constraints))
+    assert proposals(task)[0] == f"constraints: there is a plan without {told}"
+
+
+def test_a_plan_that_a_simple_rule_finds_is_told():
+    assert proposals(replace(THREE, memory=(128_000, 64_000))) == ("there is a plan: a search such as auto finds one",)
+
+
+def test_limits_have_proposals_where_no_plan_is_known():
+    assert limits(THREE).proposals == proposals(THREE)
+    assert "\nwhat helps: devices: 3 are enough, now 2" in limits(THREE).text()
+    assert limits(replace(THREE, memory=(128_000,) * 2)).proposals == ()
