@@ -24,7 +24,7 @@ def drawn(seed: int, tables: int, devices: int) -> Task:
     rng = np.random.default_rng([seed, tables, devices])
     rows = np.exp(rng.uniform(np.log(1e3), np.log(2e7), tables)).astype(np.int64)
     pooling = np.clip(rng.lognormal(1.5, 1.2, tables), 0.1, 200).round(1)
-    pool = make_pool(rows=rows, dim=rng.choice(DIMS, tables), pooling=pooling)
+    pool = make_pool(rows=rows, dim=rng.choice(DIMS, tables), pooling=pooling, dtype="fp32")
     task = Task(
         pool,
         (2**40,) * devices,

@@ -12,8 +12,10 @@ import shard_gym_agents
 from shard_gym import Task, make_pool, simulators
 from shard_gym.bounds import certificate, lower_bound
 from shard_gym.errors import InfeasibleTask, InvalidTask
+from shard_gym.memory.usage import bytes_used, device_sums
 from shard_gym.plan.feasibility import disproof, quick
 from shard_gym.plan.forms import ALL, COPY, DEVICE, HOST, Forms
+from shard_gym.plan.shards import shards
 from shard_gym.plan.violations import violations
 from shard_gym.results.evaluate import score
 from shard_gym.task.constraints import KINDS, Constraints
@@ -31,7 +33,9 @@ def drawn(seed, tables=4, fill=0.7, **changes):
     """A small task on 2 hosts of 2 devices, memory filled to a share."""
     rng = np.random.default_rng(seed)
     rows = np.exp(rng.uniform(np.log(3), np.log(1e6), tables)).astype(int)
-    pool = make_pool(rows=rows, dim=rng.choice([4, 8, 12, 24], tables), pooling=rng.uniform(0.5, 40, tables).round(1))
+    pool = make_pool(
+        rows=rows, dim=rng.choice([4, 8, 12, 24], tables), pooling=rng.uniform(0.5, 40, tables).round(1), dtype="fp16"
+    )
     memory = int(pool.weight_bytes.sum() / 4 / fill) + 1
     task = Task(pool, (memory,) * 4, "iteration", 2048, links=HOSTS, kinds=KINDS)
     return replace(task, **changes)
@@ -105,9 +109,6 @@ def test_forms_are_the_shards_of_their_plans():
     task = replace(task, memory=(10**10,) * 4)
     forms = Forms.of(task, lambda shards: ROOFLINE.embed_shards(task, shards))
     rng = np.random.default_rng(0)
-    from shard_gym.memory.usage import bytes_used, device_sums
-    from shard_gym.plan.shards import shards
-
     for _ in range(50):
         every = [list(options_of(forms, t)) for t in range(5)]
         chosen = [options[rng.integers(len(options))] for options in every]
@@ -143,7 +144,7 @@ def test_moves_are_refused():
 
 
 def test_a_table_larger_than_its_devices_lives_where_it_may():
-    task = Task(make_pool(rows=10**6, dim=16), (9 * 10**6,) * 4, "iteration", 512, kinds=("tw", "rw"))
+    task = Task(make_pool(rows=10**6, dim=16, dtype="fp16"), (9 * 10**6,) * 4, "iteration", 512, kinds=("tw", "rw"))
     assert solved("cost-greedy", task).kind == ("rw",)
     assert quick(task).feasible and violations(task, quick(task).plan) == []
     only = replace(task, kinds=("tw",))

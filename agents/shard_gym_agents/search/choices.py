@@ -1,0 +1,119 @@
+"""Options of tables of all kinds of sharding, for searches: the fixed part of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from shard_gym.errors import InvalidTask
+from shard_gym.memory.shards import Shards
+from shard_gym.plan.forms import DEVICE, HOST, Forms
+from shard_gym.plan.plan import Plan
+from shard_gym.plan.rules import Rules
+from shard_gym.plan.violations import rooms
+from shard_gym.task.task import Task
+
+
+@dataclass(frozen=True)
+class Option:
+    """A form, a choice, and the device or host of each piece (0 for others), with what it adds to the aim."""
+
+    worth: float
+    form: int
+    choice: int
+    targets: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Piecewise:
+    """Forms of an item whose pieces go to devices, or to hosts of `span` devices, one by one."""
+
+    forms: np.ndarray  # (r,)
+    choice: int
+    span: int
+    pieces: np.ndarray  # (r,)
+    loads: np.ndarray  # (r, K, J) of j + 1 pieces on a device
+    size: np.ndarray  # (Q, r, K, J) bytes of them
+    taken: np.ndarray  # (Q, r) bytes of all pieces
+
+
+@dataclass(frozen=True, eq=False)
+class Everywhere:
+    """Forms of an item that put a shard on every device."""
+
+    forms: np.ndarray  # (r,)
+    choice: np.ndarray  # (r,)
+    loads: np.ndarray  # (r, K)
+    size: np.ndarray  # (Q, r, K)
+    taken: np.ndarray  # (Q, r)
+
+
+class Choices:
+    """The fixed part of a search: options of each item, which is a table or those that must be together."""
+
+    def __init__(self, task: Task, embed: Callable[[Shards], np.ndarray]) -> None:
+        if task.constraints.max_moves is not None:
+            raise InvalidTask("max_moves is for whole tables on single devices: a task of more kinds has no moves")
+        self.task, self.rules = task, Rules.of(task)
+        self.forms = Forms.of(task, embed)
+        self.items = np.flatnonzero(self.rules.leads)
+        self.host = task.devices_per_host
+        resources = 2 if task.residences != ("hbm",) else 1
+        self.size = self.forms.bytes[:resources].astype(np.float64)
+        self.room = np.stack(rooms(task)).astype(np.float64)[:resources]
+        self.may = self.forms.may.copy()
+        if self.rules.binding:
+            self._bind()
+        self.at = [slice(a, b) for a, b in zip(self.forms.first[:-1], self.forms.first[1:], strict=True)]
+
+    def _bind(self) -> None:
+        """Keep tables whose device is constrained whole on one; those together are the first one's forms."""
+        task, forms, rules = self.task, self.forms, self.rules
+        c = task.constraints
+        held = [*(t for t, _ in c.pin), *(t for group in (*c.together, *c.apart) for t in group)]
+        self.may[np.isin(forms.table, held) & (forms.level > 0)] = False
+        self.may[np.isin(forms.table, held), 1:] = False
+        whole = np.arange(len(forms.residences))
+        for table in np.flatnonzero(~rules.leads).tolist():
+            mine, leader = forms.first[table] + whole, forms.first[rules.leader[table]] + whole
+            self.size[:, leader] += self.size[:, mine]
+            self.may[leader] &= self.may[mine]
+
+    def loads(self, rates: np.ndarray) -> np.ndarray:
+        """What each choice adds to each device, (R, 4, K), of items."""
+        loads, whole = self.forms.loads(rates), np.arange(len(self.forms.residences))
+        for table in np.flatnonzero(~self.rules.leads).tolist():
+            loads[self.forms.first[self.rules.leader[table]] + whole] += loads[self.forms.first[table] + whole]
+        return loads
+
+    def all_chosen(self, chosen: dict[int, Option]) -> list[tuple[int, int, tuple[int, ...]]]:
+        """Form, choice and targets of every table, those of a group as their leader's."""
+        found = []
+        for table, leader in enumerate(self.rules.leader[:-1].tolist()):
+            option = chosen[leader]
+            form = option.form - self.forms.first[leader] + self.forms.first[table]
+            found.append((int(form), option.choice, option.targets))
+        return found
+
+    def plan(self, chosen: dict[int, Option]) -> Plan:
+        """The plan that these options make."""
+        return self.forms.plan(self.all_chosen(chosen))
+
+    def times(self, option: Option) -> np.ndarray:
+        """Pieces that an option puts on each device, (K,)."""
+        k = self.task.num_devices
+        span = {DEVICE: 1, HOST: self.host}.get(option.choice, k)
+        return np.bincount(option.targets, minlength=k // span).repeat(span)
+
+    def rows(self, item: int, option: Option) -> np.ndarray:
+        """What an item adds to the sum of each device, exact, (K, H)."""
+        forms, lead = self.forms, self.forms.first[item]
+        group = np.flatnonzero(self.rules.leader[:-1] == item)
+        rows = forms.vector[forms.first[group] + option.form - lead][:, forms.column[option.choice]].sum(axis=0)
+        return rows * self.times(option)[:, None]
+
+    def sums(self, chosen: dict[int, Option]) -> np.ndarray:
+        """Each device's sum of the rows of its shards, exact, (K, H)."""
+        return np.sum([self.rows(item, option) for item, option in chosen.items()], axis=0)
