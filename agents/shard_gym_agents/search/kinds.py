@@ -1,10 +1,10 @@
 """Search over all kinds of sharding: tables in turn to the cheapest of all their options, some taken out and put back.
 
 Costs that add up over a device's shards are searched exactly; of others, options are compared by what shards add near
-the best plan so far, and each change is asked about. The aim is the sum of fourth powers of the devices' loads, which knows how
-even all devices are, and bytes at the price that the bound comes with (Lagrange's relaxation, `bounds.prices`): dear
-memory goes to the tables that gain most by it. A table's pieces are alike, so those of one form go, one by one, where
-they add least: that is best for the form.
+the best plan so far, and each change is asked about. The aim is the sum of fourth powers of the devices' loads, which
+knows how even all devices are, and bytes at the price that the bound comes with (Lagrange's relaxation,
+`bounds.prices`): dear memory goes to the tables that gain most by it. A table's pieces are alike, so those of one form
+go, one by one, where they add least: that is best for the form.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Search:
         board.asked %= self.task.num_devices
 
     def _narrow(self, board: Board, before: float) -> float:
-        """Leave out options that cost so much over the cheapest that no plan with them is better, where costs add up."""
+        """Leave out options so dear that no plan with them is better: exact where costs add up."""
         if len(board.chosen) < len(self.choices.items):
             return before
         gap = board.longest * self.unit - self.prices.bound
