@@ -155,6 +155,9 @@ def test_a_table_larger_than_its_devices_lives_where_it_may():
         solved("auto", named)
     with pytest.raises(InfeasibleTask, match="would fit as"):
         lower_bound(named, TORCHREC)
+    pinned = replace(task, constraints=Constraints(pin=((0, 1),)))
+    with pytest.raises(InfeasibleTask, match="table 0 fits on no device: constraints keep it"):
+        solved("cost-greedy", pinned)
     small = replace(task, memory=(10**6,) * 4)
     assert "residence uvm" in disproof(small)
     host = replace(small, residences=("hbm", "uvm", "cached"), host_memory=10**9)

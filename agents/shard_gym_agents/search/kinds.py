@@ -48,6 +48,11 @@ class Search:
             raise InfeasibleTask(why)
         self.task, self.costs, self.budget, self.progress = task, Costs(task, planner), budget, progress
         self.choices = Choices(task, lambda shards: planner.embed_shards(task, shards))
+        forms = self.choices.forms
+        fits = np.logical_or.reduceat((forms.fits & self.choices.may).any(axis=1), forms.first[:-1])
+        if not fits.all():
+            table = int(fits.argmin())
+            raise InfeasibleTask(f"table {table} fits on no device: constraints keep it whole on one")
         self.rates = planner.rates(task)
         self.makespan, self.chosen = np.inf, dict[int, Option]()
         reference = self.choices.forms.vector[self.choices.forms.first[:-1], 0].sum(axis=0) / task.num_devices
