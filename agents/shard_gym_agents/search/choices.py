@@ -82,7 +82,7 @@ class Choices:
             self.may[leader] &= self.may[mine]
 
     def loads(self, rates: np.ndarray) -> np.ndarray:
-        """What each choice adds to each device, (R, 4, K), of items."""
+        """Costs that each choice of items adds to each device, (R, 4, K)."""
         loads, whole = self.forms.loads(rates), np.arange(len(self.forms.residences))
         for table in np.flatnonzero(~self.rules.leads).tolist():
             loads[self.forms.first[self.rules.leader[table]] + whole] += loads[self.forms.first[table] + whole]
@@ -108,7 +108,7 @@ class Choices:
         return np.bincount(option.targets, minlength=k // span).repeat(span)
 
     def rows(self, item: int, option: Option) -> np.ndarray:
-        """What an item adds to the sum of each device, exact, (K, H)."""
+        """Rows that an item adds to the sums of devices, exact, (K, H)."""
         forms, lead = self.forms, self.forms.first[item]
         group = np.flatnonzero(self.rules.leader[:-1] == item)
         rows = forms.vector[forms.first[group] + option.form - lead][:, forms.column[option.choice]].sum(axis=0)
