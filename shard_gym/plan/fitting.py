@@ -14,9 +14,9 @@ from shard_gym.task.constraints import BY_HOST, KINDS, OF_ONE
 from shard_gym.task.task import Constraints, Task
 
 
-def lacking(task: Task) -> str | None:
+def lacking(task: Task, forms: Forms | None = None) -> str | None:
     """A table that fits in no form, or all of them in their smallest, and what would fit."""
-    forms = _sizes(task)
+    forms = _sizes(task) if forms is None else forms
     fits, (taken, in_host) = forms.fits, forms.taken
     for t in np.flatnonzero(~np.logical_or.reduceat(fits.any(axis=1), forms.first[:-1]))[:1].tolist():
         kinds, size = task.kinds_of(t), int(table_bytes(task)[t])

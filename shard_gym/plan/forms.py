@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -64,12 +65,12 @@ class Forms:
         size, vector = _shards(task, table, level, residence, residences, may, embed)
         return cls(task, table, level, residence, residences, may, size, vector, first)
 
-    @property
+    @cached_property
     def pieces(self) -> np.ndarray:
         """Pieces of each form, (R,)."""
         return 1 << self.level
 
-    @property
+    @cached_property
     def column(self) -> np.ndarray:
         """The shard column that each choice puts on each device, (4, K)."""
         k, host = self.task.num_devices, self.task.devices_per_host
@@ -80,12 +81,12 @@ class Forms:
         """Costs that each choice adds to each device it puts a shard on, by weights (K, H) of sums; (R, 4, K)."""
         return np.stack([np.einsum("rkh,kh->rk", self.vector[:, column], rates) for column in self.column], axis=1)
 
-    @property
+    @cached_property
     def bytes(self) -> np.ndarray:
         """Bytes that each choice takes of each device it puts a shard on, and of its host, (2, R, 4, K)."""
         return self.size[:, :, self.column]
 
-    @property
+    @cached_property
     def fits(self) -> np.ndarray:
         """True for choices that the task leaves and that empty devices have room for, a piece on each, (R, 4)."""
         room = np.stack(rooms(self.task))[:, None, None]
@@ -95,7 +96,7 @@ class Forms:
         found[:, HOST] = np.any(np.all(self.by_host(fits[:, HOST]), axis=2), axis=1)
         return found & self.may
 
-    @property
+    @cached_property
     def taken(self) -> np.ndarray:
         """Bytes that a table takes in all, there and in hosts' memory, by each choice of each form, (2, R, 4)."""
         size, host = self.bytes, self.task.devices_per_host

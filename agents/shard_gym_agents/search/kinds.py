@@ -16,7 +16,7 @@ import numpy as np
 from shard_gym.bounds.prices import prices
 from shard_gym.errors import InfeasibleTask
 from shard_gym.plan.feasibility import disproof
-from shard_gym.plan.fitting import evenly
+from shard_gym.plan.fitting import evenly, lacking
 from shard_gym.plan.forms import DEVICE
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.violations import violations
@@ -44,11 +44,11 @@ class Search:
     """A search for the best plan of a task by a planner; `plan` tells the best so far."""
 
     def __init__(self, task: Task, planner: FastSimulator, budget: Budget, progress: Progress | None = None) -> None:
-        if why := disproof(task):
-            raise InfeasibleTask(why)
         self.task, self.costs, self.budget, self.progress = task, Costs(task, planner), budget, progress
         self.choices = Choices(task, lambda shards: planner.embed_shards(task, shards))
         forms = self.choices.forms
+        if why := lacking(task, forms):
+            raise InfeasibleTask(why)
         fits = np.logical_or.reduceat((forms.fits & self.choices.may).any(axis=1), forms.first[:-1])
         if not fits.all():
             table = int(fits.argmin())
@@ -250,7 +250,9 @@ def searched(
     search.run(board, task_rng(seed, task))
     if chosen and makespan - search.makespan <= sure * search.costs.doubt(search.sums, search.choices.sums(chosen)):
         search.makespan, search.chosen = makespan, chosen
-    return _found(search)
+    latency = planner.decode(task, _found(search).sums)  # running sums are rounded, these are not
+    search.makespan = float(latency.makespan(task.objective))
+    return search
 
 
 def greedy(task: Task, planner: FastSimulator) -> Plan:
@@ -285,6 +287,4 @@ def _found(search: Search) -> Search:
         raise InfeasibleTask(
             "some tables found no room, which does not prove that there is no plan: allow more time, or more kinds"
         )
-    latency = search.costs.planner.decode(search.task, search.sums)  # running sums are rounded, these are not
-    search.makespan = float(latency.makespan(search.task.objective))
     return search
