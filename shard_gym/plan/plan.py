@@ -192,6 +192,8 @@ def _ints(field: str, values: Any) -> tuple[int, ...]:
 
 
 def _sequence(field: str, values: Any) -> tuple[Any, ...]:
+    if type(values) is tuple:
+        return values
     array = isinstance(values, np.ndarray) and values.ndim > 0
     if not (array or isinstance(values, Sequence)) or isinstance(values, str | bytes):
         raise InvalidPlan(f"{field} must be a sequence, got {values!r:.80}")
