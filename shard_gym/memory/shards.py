@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -148,10 +149,11 @@ class Tables:
         tables, n, batch = task.tables, task.num_tables, Setup.of(task).batch
         pooling, bags = tables.pooling.astype(np.float64), tables.bags.astype(np.float64)
         ids, filled = pooling * batch, np.minimum(bags, pooling) * batch
-        for looked_up in (ids, filled):  # TorchRec adds up features, products of whole numbers often: so does this
-            near = np.rint(looked_up)
-            summed = (bags != 1) & (abs(looked_up - near) <= ROUNDING * near)
-            looked_up[summed] = near[summed]
+        if (several := bags != 1).any():
+            for looked_up in (ids, filled):  # TorchRec adds up features, products of whole numbers often: so does this
+                near = np.rint(looked_up)
+                summed = several & (abs(looked_up - near) <= ROUNDING * near)
+                looked_up[summed] = near[summed]
         return cls(
             rows=tables.rows,
             dim=tables.dim.astype(np.int64),
@@ -159,14 +161,7 @@ class Tables:
             ids=Term(ids),
             bags=Term(bags * batch),
             filled=Term(filled),
-            pooled=np.full(n, True),
-            weighted=np.full(n, False),
-            optimizer=np.full(n, task.optimizer),
-            kernel=np.full(n, "fused"),
-            cache_load_factor=np.full(n, CACHE_LOAD_FACTOR),
-            prefetch_passes=np.ones(n, np.int64),
-            fetched=np.zeros(n),
-            output_bytes=np.full(n, np.nan),
+            **_usual(n, task.optimizer),
         )
 
     def take(self, table: np.ndarray) -> Tables:
@@ -190,7 +185,9 @@ class Shards:
     @classmethod
     def whole(cls, tables: Tables) -> Shards:
         """Every table as one shard, which is all of it; not placed."""
-        return cls.of_columns(tables, np.arange(len(tables.rows)), tables.dim)
+        n = len(tables.rows)
+        unknown = np.full(n, -1)
+        return cls(np.arange(n), np.full(n, "tw"), tables.rows, tables.dim, tables, unknown, unknown, unknown)
 
     @classmethod
     def of_columns(cls, tables: Tables, table: np.ndarray, dim: np.ndarray) -> Shards:
@@ -203,6 +200,24 @@ class Shards:
         """The shards at these places, or where a mask is true."""
         columns = {name: column[shards] for name, column in vars(self).items() if name != "of"}
         return Shards(of=self.of.take(shards), **columns)
+
+
+@lru_cache(64)
+def _usual(n: int, optimizer: str) -> dict[str, np.ndarray]:
+    """Columns of n tables that a task says nothing about, read-only."""
+    columns = {
+        "pooled": np.full(n, True),
+        "weighted": np.full(n, False),
+        "optimizer": np.full(n, optimizer),
+        "kernel": np.full(n, "fused"),
+        "cache_load_factor": np.full(n, CACHE_LOAD_FACTOR),
+        "prefetch_passes": np.ones(n, np.int64),
+        "fetched": np.zeros(n),
+        "output_bytes": np.full(n, np.nan),
+    }
+    for column in columns.values():
+        column.setflags(write=False)
+    return columns
 
 
 def cut(

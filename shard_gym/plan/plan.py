@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ all of one host for each part |
 
     @property
     def _one_device(self) -> bool:
-        return set(self.kind) <= {"tw"} and all(len(devices) == 1 for devices in self.devices)
+        return set(self.kind) <= {"tw"} and set(map(len, self.devices)) <= {1}
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, schema `shard-gym/plan/1`, or `/2` where that cannot say it.
@@ -172,11 +173,10 @@ def pieces(task: Task, plan: Any) -> tuple[list[int], list[int], list[int]]:
         raise InvalidPlan(str(error)) from error
     if len(plan.device) != len(found[0]):
         raise InvalidPlan(f"{len(found[0])} tables need a device each, the plan has {len(plan.device)}")
-    for i, devices in enumerate(plan.devices):
-        for d in devices:
-            if not 0 <= d < task.num_devices:
-                where = "is not placed" if d == -1 else f"is on device {d}"
-                raise InvalidPlan(f"table {i} {where}; devices are 0..{task.num_devices - 1}")
+    if outside := set(chain.from_iterable(plan.devices)) - set(range(task.num_devices)):
+        i, d = next((i, d) for i, devices in enumerate(plan.devices) for d in devices if d in outside)
+        where = "is not placed" if d == -1 else f"is on device {d}"
+        raise InvalidPlan(f"table {i} {where}; devices are 0..{task.num_devices - 1}")
     return found
 
 
@@ -192,6 +192,8 @@ def _ints(field: str, values: Any) -> tuple[int, ...]:
 
 
 def _sequence(field: str, values: Any) -> tuple[Any, ...]:
+    if type(values) is tuple:
+        return values
     array = isinstance(values, np.ndarray) and values.ndim > 0
     if not (array or isinstance(values, Sequence)) or isinstance(values, str | bytes):
         raise InvalidPlan(f"{field} must be a sequence, got {values!r:.80}")

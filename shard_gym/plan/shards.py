@@ -65,6 +65,18 @@ def shards(task: Task, plan: Plan, tables: Tables | None = None, devices_per_hos
     return found.take(np.lexsort((found.row, found.column, found.table))) if plan.splits else found
 
 
+def expanded(task: Task, plan: Plan) -> Shards | None:
+    """The `shards` of a plan; None if its tables are whole, table-wise, and the task allows no more than splits.
+
+    Then the shards are the task's tables and `plan.device`, whose costs and bytes need no expansion.
+    """
+    other = task.kinds or task.constraints.kinds or task.residences != ("hbm",)
+    if other or not isinstance(plan, Plan) or plan.splits or not plan.table_wise:
+        return shards(task, plan)
+    pieces(task, plan)
+    return None
+
+
 def _of_columns(plan: Plan, made: Made, tables: Tables) -> Shards:
     """The pieces of a table-wise plan, in its order: `_cut` of them, in a third of its time."""
     table, column, dim = map(np.array, made)

@@ -6,21 +6,29 @@ import numpy as np
 
 from shard_gym.errors import InvalidPlan
 from shard_gym.memory.shards import Shards
-from shard_gym.memory.usage import bytes_used
+from shard_gym.memory.usage import bytes_used, device_bytes
 from shard_gym.plan.plan import Plan
-from shard_gym.plan.shards import shards
+from shard_gym.plan.shards import expanded
 from shard_gym.task.task import Constraints, Task
 
 
-def violations(task: Task, plan: Plan, placed: Shards | None = None) -> list[str]:
+def violations(task: Task, plan: Plan) -> list[str]:
     """Reasons why a plan cannot be used, in words: memory, then constraints; empty when it can.
 
-    `placed` are its `shards`, if they are known already. A plan of other kinds than the task's is refused.
+    A plan of other kinds than the task's is refused.
     """
-    placed = shards(task, plan) if placed is None else placed
-    if told := forbidden(task, plan, placed):
+    return violations_of(task, plan, expanded(task, plan))
+
+
+def violations_of(task: Task, plan: Plan, placed: Shards | None) -> list[str]:
+    """The `violations` of a plan that is `expanded` already."""
+    if placed is None:
+        used = device_bytes(task, np.array(plan.device)), np.zeros(task.num_devices, np.int64)
+    elif told := forbidden(task, plan, placed):
         raise InvalidPlan(told[0])
-    return [*over_memory(task, placed), *broken_constraints(task, plan)]
+    else:
+        used = bytes_used(task, placed)
+    return [*over_memory(task, used), *broken_constraints(task, plan)]
 
 
 def forbidden(task: Task, plan: Plan, placed: Shards) -> list[str]:
@@ -45,10 +53,10 @@ def rooms(task: Task) -> tuple[np.ndarray, np.ndarray]:
     return task.capacity, np.full(task.num_devices, task.host_memory)
 
 
-def over_memory(task: Task, placed: Shards) -> list[str]:
-    """Devices that hold more shards than they have room for, in words."""
+def over_memory(task: Task, needed: tuple[np.ndarray, np.ndarray]) -> list[str]:
+    """Devices that need more bytes, of their memory and of their host's, than they have room for, in words."""
     found = []
-    for name, used, room in zip(("", " of its host's"), bytes_used(task, placed), rooms(task), strict=True):
+    for name, used, room in zip(("", " of its host's"), needed, rooms(task), strict=True):
         for d in np.flatnonzero(used > room).tolist():
             found.append(f"device {d} needs {used[d]:,} bytes{name} of {room[d]:,} ({used[d] - room[d]:,} too many)")
     return found

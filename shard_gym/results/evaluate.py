@@ -18,11 +18,11 @@ import numpy as np
 from shard_gym import simulators
 from shard_gym.errors import CorruptFile, InvalidPlan, ShardGymError, SimulatorError, UnknownName
 from shard_gym.plan.plan import Plan, check
-from shard_gym.plan.shards import shards
-from shard_gym.plan.violations import violations
+from shard_gym.plan.shards import expanded
+from shard_gym.plan.violations import violations_of
 from shard_gym.results import BENCHMARK_VERSION, Result, read_results
 from shard_gym.simulators import FastSimulator, Latency, Simulator
-from shard_gym.simulators.base import counted, plan_latency
+from shard_gym.simulators.base import counted, latency_of
 from shard_gym.task import suites
 from shard_gym.task.task import Task
 
@@ -72,9 +72,9 @@ class Unseen(FastSimulator):
 
 def score(task: Task, plan: Plan, judge: Simulator) -> Score:
     """Latency of a complete plan by the judge; what cannot be judged raises InvalidPlan."""
-    placed = shards(task, plan)
-    broken = violations(task, plan, placed)
-    latency = plan_latency(judge, task, plan, placed)
+    placed = expanded(task, plan)
+    broken = violations_of(task, plan, placed)
+    latency = latency_of(judge, task, plan, placed)
     makespan, balance = float(latency.makespan(task.objective)), float(latency.balance)
     if not math.isfinite(makespan):
         raise SimulatorError(f"{judge.id} gives this plan a makespan of {makespan} ms")

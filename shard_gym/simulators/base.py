@@ -12,7 +12,7 @@ from shard_gym.errors import InvalidPlan, SimulatorError, UnknownName
 from shard_gym.memory.shards import Shards, Tables
 from shard_gym.memory.usage import device_sums
 from shard_gym.plan.plan import Plan
-from shard_gym.plan.shards import shards
+from shard_gym.plan.shards import expanded
 from shard_gym.task.constraints import OF_ONE, Constraints
 from shard_gym.task.links import Links
 from shard_gym.task.task import OBJECTIVES, Task
@@ -183,9 +183,15 @@ class FastSimulator:
         return None
 
 
-def plan_latency(simulator: Simulator, task: Task, plan: Plan, placed: Shards | None = None) -> Latency:
-    """Latency of a plan of any kinds, from its shards; `placed` are these, if they are known already."""
-    placed = shards(task, plan) if placed is None else placed
+def plan_latency(simulator: Simulator, task: Task, plan: Plan) -> Latency:
+    """Latency of a plan of any kinds."""
+    return latency_of(simulator, task, plan, expanded(task, plan))
+
+
+def latency_of(simulator: Simulator, task: Task, plan: Plan, placed: Shards | None) -> Latency:
+    """The `plan_latency` of a plan that is `expanded` already."""
+    if placed is None:
+        return simulator.latency(task, np.array(plan.device))
     if not isinstance(simulator, FastSimulator):
         return simulator.latency(pieces_of(simulator.id, task, placed), placed.device)
     rows = simulator.embed_shards(task, placed)

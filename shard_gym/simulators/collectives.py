@@ -44,7 +44,7 @@ def traffic(task: Task, shards: Shards, lookups: Lookups) -> np.ndarray:
     """Columns of bytes that S shards move beside the all-to-all of whole tables, (S, 6)."""
     kind, sent = shards.kind, columns_sent(task, shards)
     copies = np.where(kind == "dp", shards.rows * shards.dim * shards.of.element_bytes, 0)
-    ids = lookups.looked_up.sum(axis=1) * ID_BYTES + lookups.bags * LENGTH_BYTES
+    ids = lookups.ids * ID_BYTES + lookups.bags * LENGTH_BYTES
     row = sectors(shards.dim * shards.of.element_bytes)
     missed = lookups.missed(shards, row)
     # updated rows go back to the host; without a cache the backward pass reads them once more

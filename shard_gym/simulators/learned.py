@@ -12,7 +12,7 @@ import numpy as np
 from shard_gym.errors import CorruptFile, SettingsIgnored
 from shard_gym.memory.shards import Shards, Tables
 from shard_gym.simulators import features
-from shard_gym.simulators.base import Factors, FastSimulator, Latency, refuse_objective, refuse_rows
+from shard_gym.simulators.base import Factors, FastSimulator, Latency, refuse_objective
 from shard_gym.simulators.collectives import HOST_LINK, comm_ms, host_ms, mixed, traffic
 from shard_gym.simulators.lookups import Lookups, smaller_tables
 from shard_gym.simulators.networks import Weights, links_of, make_network, on_grid
@@ -88,26 +88,31 @@ class Learned(FastSimulator):
 
     def embed(self, task: Task) -> np.ndarray:
         """Count, columns and distance of each table, then the network's own."""
-        return self._rows(task, Shards.whole(Tables.of_task(task)), task.tables)
+        if mixed(task):
+            return self.embed_shards(task, Shards.whole(Tables.of_task(task)))
+        self._heed(task)
+        tables = task.tables
+        own = [np.ones(len(tables)), tables.columns_sent, np.minimum(self._distance(tables), FARTHEST)]
+        return np.concatenate([on_grid(np.stack(own, axis=1)), on_grid(self.network.embed(tables, self.batch))], axis=1)
 
     def embed_shards(self, task: Task, shards: Shards) -> np.ndarray:
         """Count, columns and distance of each shard, then the network's own; between them what `mixed` tasks move."""
-        return self._rows(task, shards, smaller_tables(task, shards))
+        if not mixed(task):
+            return super().embed_shards(task, shards)
+        self._heed(task)
+        some, tables = shards.rows > 0, smaller_tables(task, shards)
+        far = np.where(shards.of.kernel == "fused", np.minimum(self._distance(tables), FARTHEST), FARTHEST)
+        sent = np.where(np.isin(shards.kind, OF_ONE), tables.columns_sent, 0)
+        moved = traffic(task, shards, Lookups.of(task, shards, self.batch))
+        rows = self._network_rows(task, tables, shards.kind == "dp") * some[:, None]
+        own = np.stack([some, sent, far * some], axis=1)
+        return np.concatenate([on_grid(part) for part in (own, moved, rows)], axis=1)
 
-    def _rows(self, task: Task, shards: Shards, tables: TablePool) -> np.ndarray:
+    def _heed(self, task: Task) -> None:
+        """Refuse a task that the fit has no answer to, and warn once where it answers for other settings."""
         refuse_objective(self, task)
         if (fitted := self.own_settings(task)) and not _is_chosen(self.id, task):
             _warn(f"{self.id} answers for {fitted}, whatever the task's: it was fitted to that")
-        if not mixed(task):
-            refuse_rows(self.id, shards)
-        some = shards.rows > 0
-        far = np.where(shards.of.kernel == "fused", np.minimum(self._distance(tables), FARTHEST), FARTHEST)
-        sent = np.where(np.isin(shards.kind, OF_ONE), tables.columns_sent, 0)
-        columns = [np.stack([some, sent, far * some], axis=1)]
-        if mixed(task):
-            columns.append(traffic(task, shards, Lookups.of(task, shards, self.batch)))
-        columns.append(self._network_rows(task, tables, shards.kind == "dp") * some[:, None])
-        return np.concatenate([on_grid(part) for part in columns], axis=1)
 
     def _network_rows(self, task: Task, tables: TablePool, copied: np.ndarray) -> np.ndarray:
         """The network's embedding of each shard; the samples of a copy are its own device's."""

@@ -24,22 +24,30 @@ class Lookups:
 
     touched: np.ndarray  # (S, 17)
     looked_up: np.ndarray  # (S, 17)
+    ids: np.ndarray  # (S,), all lookups
     bags: np.ndarray  # (S,), those of a block of rows are all samples' bags; 0 where nothing is looked up
+
+    @classmethod
+    def of_tables(cls, tables: TablePool, batch: float) -> Lookups:
+        """Expected counts of whole tables in a batch."""
+        return cls._counted(*at_batch(tables, batch), batch * tables.bags.astype(np.float64))
 
     @classmethod
     def of(cls, task: Task, shards: Shards, batch: int) -> Lookups:
         """Expected counts of a batch over all devices."""
-        table = shards.table
-        touched, looked_up = (counts[table] for counts in at_batch(task.tables, batch))
-        samples = np.full(len(table), float(batch))
+        table, tables = shards.table, task.tables
+        found = cls.of_tables(tables, batch)
+        touched, looked_up, bags = found.touched[table], found.looked_up[table], found.bags[table]
         if (copied := shards.kind == "dp").any():
-            own = at_batch(task.tables, batch / task.num_devices)
-            touched[copied], looked_up[copied] = (counts[table[copied]] for counts in own)
-            samples[copied] /= task.num_devices
-        share = (shards.rows / task.tables.rows[table])[:, None]
-        touched, looked_up = touched * share, looked_up * share
-        bags = np.where(looked_up.sum(axis=1) > 0, samples * task.tables.bags[table].astype(np.float64), 0)
-        return cls(touched, looked_up, bags)
+            own, of = cls.of_tables(tables, batch / task.num_devices), table[copied]
+            touched[copied], looked_up[copied], bags[copied] = own.touched[of], own.looked_up[of], own.bags[of]
+        share = (shards.rows / tables.rows[table])[:, None]
+        return cls._counted(touched * share, looked_up * share, bags)
+
+    @classmethod
+    def _counted(cls, touched: np.ndarray, looked_up: np.ndarray, bags: np.ndarray) -> Lookups:
+        ids = looked_up.sum(axis=1)
+        return cls(touched, looked_up, ids, np.where(ids > 0, bags, 0))
 
     def missed(self, shards: Shards, row: np.ndarray) -> np.ndarray:
         """Rows that come from the host's memory in a batch, (S,), where a row takes `row` bytes there.

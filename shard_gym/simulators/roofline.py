@@ -14,9 +14,10 @@ from itertools import product
 import numpy as np
 
 from shard_gym.memory.shards import CACHED, IN_UVM, STATES, Shards, Tables
-from shard_gym.simulators.base import GRAIN, PASSES, FastSimulator, Latency, Maxima, refuse_objective, refuse_rows
+from shard_gym.simulators.base import PASSES, FastSimulator, Latency, Maxima, refuse_objective
 from shard_gym.simulators.collectives import HOST_LINK, columns_sent, comm_ms, host_ms, mixed, traffic
 from shard_gym.simulators.lookups import Lookups, sectors
+from shard_gym.simulators.networks import on_grid
 from shard_gym.tables.histograms import kept_share
 from shard_gym.task.constraints import OF_ONE
 from shard_gym.task.links import Links
@@ -51,63 +52,57 @@ class Roofline(FastSimulator):
 
     def embed(self, task: Task) -> np.ndarray:
         """Work of each table in a batch: time at the memory, at the issue units, in the sort; columns; one."""
-        return self.embed_shards(task, Shards.whole(Tables.of_task(task)))
+        if mixed(task):
+            return self.embed_shards(task, Shards.whole(Tables.of_task(task)))
+        refuse_objective(self, task)
+        tables = task.tables
+        sizes = tables.rows, tables.dim, tables.element_bytes
+        work = self._work(task, Lookups.of_tables(tables, task.batch), sizes)
+        return on_grid(np.stack([*work, tables.columns_sent, np.ones(len(tables))], axis=1))
 
     def embed_shards(self, task: Task, shards: Shards) -> np.ndarray:
         """Work of each shard, and what it moves besides where tables may be more than whole or cut by columns."""
-        refuse_objective(self, task)
         if not mixed(task):
-            refuse_rows(self.id, shards)
-        h, lookups = self.hardware, Lookups.of(task, shards, task.batch)
-        touched, looked_up, bags = lookups.touched, lookups.looked_up, lookups.bags
-        ids, distinct = looked_up.sum(axis=1), touched.sum(axis=1)
-        dim = shards.dim.astype(np.float64)
-        row = sectors(dim * shards.of.element_bytes)
+            return super().embed_shards(task, shards)
+        refuse_objective(self, task)
+        lookups = Lookups.of(task, shards, task.batch)
+        work = self._work(task, lookups, (shards.rows, shards.dim, shards.of.element_bytes), shards)
+        sent = np.where(np.isin(shards.kind, OF_ONE), columns_sent(task, shards), 0)
+        moved = traffic(task, shards, lookups).T
+        return on_grid(np.stack([*work, sent, shards.rows > 0, *moved], axis=1))
+
+    def _work(
+        self, task: Task, lookups: Lookups, sizes: tuple[np.ndarray, ...], shards: Shards | None = None
+    ) -> list[np.ndarray]:
+        """Times at the memory, at the issue units and in the sort, from rows, columns and bytes of a weight, (S,) each.
+
+        `shards` are told where some may be copies, or have rows in the host's memory.
+        """
+        h, (rows, columns, element) = self.hardware, sizes
+        touched, looked_up, ids, bags = lookups.touched, lookups.looked_up, lookups.ids, lookups.bags
+        dim = columns.astype(np.float64)
+        row = sectors(dim * element)
         pooled = bags * 4 * dim  # fp32 output, or its gradient
         hits = (kept_share(row, touched, h.l2_bytes) * np.maximum(looked_up - touched, 0)).sum(axis=1)
-        passes = np.ceil(np.log2(np.maximum(shards.rows, 2)) / 8)  # radix sort, 8 bits a pass
+        passes = np.ceil(np.log2(np.maximum(rows, 2)) / 8)  # radix sort, 8 bits a pass
 
         forward_l2 = ids * (8 + row) + bags * 8 + pooled
         forward_dram = forward_l2 - hits * row
-        backward_dram = ids * 20 + pooled + self._updates(task, shards, distinct, row)
-        if mixed(task):  # rows in the host's memory come by its link; a cache takes in, and gives back, what it missed
+        backward_dram = ids * 20 + pooled + _updates(task, touched.sum(axis=1), dim, row, shards)
+        if shards is not None:  # rows in the host's memory come by its link; a cache takes in, and gives back, misses
             away, cached = np.isin(shards.of.kernel, IN_UVM), np.isin(shards.of.kernel, CACHED)
             missed = np.where(cached, lookups.missed(shards, row) * row, 0)
             forward_dram = forward_dram + np.where(away & ~cached, hits * row - ids * row, missed)
             backward_dram = backward_dram + missed
         backward_l2 = backward_dram + ids * 4 * dim  # every lookup reads its bag's gradient
         issue = (ids * h.lookup_ns + bags * h.bag_ns) / 1e3
-        columns = [
+        return [
             np.maximum(forward_dram / h.dram, forward_l2 / h.l2),
             issue,
             np.maximum(backward_dram / h.dram, backward_l2 / h.l2),
             issue * BACKWARD_WORK,
             ids * passes * (2 * 12 + 8) / h.dram,
-            np.where(np.isin(shards.kind, OF_ONE), columns_sent(task, shards), 0),
-            shards.rows > 0,
         ]
-        embedding = np.stack(columns, axis=1)
-        if mixed(task):
-            embedding = np.concatenate([embedding, traffic(task, shards, lookups)], axis=1)
-        return np.rint(embedding * GRAIN) / GRAIN
-
-    def _updates(self, task: Task, shards: Shards, distinct: np.ndarray, row: np.ndarray) -> np.ndarray:
-        """Bytes by which the backward pass updates rows and states: those touched, read and written.
-
-        Of a copy the gradient of all rows is cleared, added to and read, then all rows and states are updated. Rows
-        in the host's memory are not this memory's, nor are their states a weight.
-        """
-        dim = shards.dim.astype(np.float64)
-        a_row, a_weight = STATES[task.optimizer]
-        states = a_weight // 4 * sectors(4 * dim)
-        touched = distinct * 2 * (row + (sectors(np.array(a_row)) + states))
-        if not mixed(task):
-            return touched
-        kernel, element = shards.of.kernel, shards.of.element_bytes
-        in_host = np.where(np.isin(kernel, CACHED), row, 0) + sectors(np.array(a_row))
-        every_row = 2 * dim * element + 2 * (dim * element + a_row + a_weight * dim)
-        copied = distinct * 2 * row + shards.rows * every_row
-        return np.select([shards.kind == "dp", np.isin(kernel, IN_UVM)], [copied, distinct * 2 * in_host], touched)
 
     def decode(self, task: Task, sums: np.ndarray) -> Latency:
         """Passes overlap memory and issue, so a shard takes the longer of the two; then the links.
@@ -142,6 +137,24 @@ class Roofline(FastSimulator):
         columns = [[FORWARD_DRAM, FORWARD_ISSUE]] * forward + [[BACKWARD_DRAM, BACKWARD_ISSUE]] * backward
         sums = tuple((*chosen, *[SORT] * backward) for chosen in product(*columns))
         return Maxima(sums, self.hardware.launch_us * 1e-3 * (forward + backward))
+
+
+def _updates(task: Task, distinct: np.ndarray, dim: np.ndarray, row: np.ndarray, shards: Shards | None) -> np.ndarray:
+    """Bytes by which the backward pass updates rows and states: those touched, read and written.
+
+    Of a copy the gradient of all rows is cleared, added to and read, then all rows and states are updated. Rows in the
+    host's memory are not this memory's, nor are their states a weight.
+    """
+    a_row, a_weight = STATES[task.optimizer]
+    states = a_weight // 4 * sectors(4 * dim)
+    touched = distinct * 2 * (row + (sectors(np.array(a_row)) + states))
+    if shards is None:
+        return touched
+    kernel, element = shards.of.kernel, shards.of.element_bytes
+    in_host = np.where(np.isin(kernel, CACHED), row, 0) + sectors(np.array(a_row))
+    every_row = 2 * dim * element + 2 * (dim * element + a_row + a_weight * dim)
+    copied = distinct * 2 * row + shards.rows * every_row
+    return np.select([shards.kind == "dp", np.isin(kernel, IN_UVM)], [copied, distinct * 2 * in_host], touched)
 
 
 # DRAM: what copies achieved (A100, H200), elsewhere the data sheet x 0.8. L2 sizes: vendors. L2 rates, and that NVLink

@@ -23,7 +23,7 @@ from shard_gym.errors import InvalidTask
 from shard_gym.memory.shards import CACHED, ID_BYTES, IN_UVM, Setup, Shards, Tables
 from shard_gym.memory.terms import Term, ceil, where
 from shard_gym.simulators.base import GRAIN, FastSimulator, Latency
-from shard_gym.task.constraints import KINDS
+from shard_gym.task.constraints import BY_HOST, KINDS
 from shard_gym.task.task import OBJECTIVES, Task
 
 # Bytes a millisecond, as TorchRec's planner/constants.py has them.
@@ -61,13 +61,16 @@ class TorchRecPerf(FastSimulator):
 
     def embed(self, task: Task) -> np.ndarray:
         """Computation and communication of each table, (N, 2) or (N, 13)."""
-        return self.embed_shards(task, Shards.whole(Tables.of_task(task)))
+        return self._rows(task, whole_tables(task))
 
     def embed_shards(self, task: Task, shards: Shards) -> np.ndarray:
         """Computation and communication of each shard, (S, 2) or (S, 13); a task's caches have no statistics."""
-        forward, there, backward, back, _ = estimate(shards, Setup.of(task)).phases.T
+        return self._rows(task, estimate(shards, Setup.of(task)), shards.kind)
+
+    def _rows(self, task: Task, perf: Perf, kind: np.ndarray | str = "tw") -> np.ndarray:
+        forward, there, backward, back, _ = perf.phases.T
         if task.objective == CRITICAL_PATH:
-            of_kind = shards.kind[:, None] == np.array(KINDS)
+            of_kind = np.reshape(kind, (-1, 1)) == np.array(KINDS)
             comm = [of_kind * there[:, None], of_kind * back[:, None]]
         else:
             comm = [(there + back)[:, None] / 2]
@@ -106,7 +109,7 @@ class TorchRecPerf(FastSimulator):
 
 def table_perfs(task: Task) -> np.ndarray:
     """TorchRec's estimate of each table, or half of one, by PHASES; ms (N, 4)."""
-    return estimate(Shards.whole(Tables.of_task(task)), Setup.of(task)).phases[:, :4]
+    return whole_tables(task).phases[:, :4]
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,13 +121,26 @@ class Perf:
     backward_compute: Term
     backward_comm: Term
     prefetch: Term  # of rows into the cache
-    steps: tuple[Term, ...]  # bytes, phases and their sum, TorchRec's rating
+    bytes: tuple[Term, ...]  # sent, read and copied, and the rate of reading
+
+    @property
+    def parts(self) -> tuple[Term, ...]:
+        """Terms by PHASES, then prefetch."""
+        return self.forward_compute, self.forward_comm, self.backward_compute, self.backward_comm, self.prefetch
 
     @property
     def phases(self) -> np.ndarray:
         """Values by PHASES, then prefetch, (S, 5)."""
-        parts = self.forward_compute, self.forward_comm, self.backward_compute, self.backward_comm, self.prefetch
-        return np.stack(np.broadcast_arrays(*(part.value for part in parts)), axis=1)
+        values = np.empty((len(self.forward_compute.value), 5))
+        for phase, part in enumerate(self.parts):
+            values[:, phase] = part.value
+        return values
+
+    @property
+    def steps(self) -> tuple[Term, ...]:
+        """Bytes, phases and their sum, which is TorchRec's rating."""
+        first, *others = self.parts
+        return (*self.bytes, *self.parts, sum(others, first).as_step("TorchRec's perf"))
 
 
 def estimate(shards: Shards, setup: Setup) -> Perf:
@@ -132,28 +148,37 @@ def estimate(shards: Shards, setup: Setup) -> Perf:
     return _Estimate(shards, setup).perf()
 
 
-class _Estimate:
-    """The numbers that several phases of the same shards need."""
+def whole_tables(task: Task) -> Perf:
+    """TorchRec's estimate of each table of a task, whole and in the device's memory."""
+    return _Estimate(Shards.whole(Tables.of_task(task)), Setup.of(task), plain=True).perf()
 
-    def __init__(self, shards: Shards, setup: Setup) -> None:
+
+class _Estimate:
+    """The numbers that several phases of the same shards need; `plain` ones are whole tables of the fused kernel."""
+
+    def __init__(self, shards: Shards, setup: Setup, plain: bool = False) -> None:
         table, kind = shards.of, shards.kind
-        self.table, self.setup, self.none = table, setup, Term(np.zeros(len(kind)))
-        self.by_ranks, self.by_host, self.copied = kind == "rw", np.isin(kind, ("twrw", "grid")), kind == "dp"
-        self.by_rows = self.by_ranks | self.by_host
-        self.blocks = self.by_rows | self.copied  # not all rows for all ranks
+        self.table, self.setup, self.plain, self.none = table, setup, plain, Term(np.zeros(len(kind)))
+        by_ranks, self.by_host, copied = self._are(kind, "rw"), self._are(kind, *BY_HOST), self._are(kind, "dp")
+        self.by_rows, self.copied = by_ranks | self.by_host, copied
+        self.blocks = self.by_rows | copied  # not all rows for all ranks
         self.dim = Term(shards.dim.astype(np.float64), "columns")
         self.element = Term(table.element_bytes, "bytes of a weight")
         self.ranks = Term(setup.world_size, "ranks")
-        sharing = where(self.by_ranks, self.ranks, Term(setup.local_world_size, "ranks of a host"))
+        sharing = where(by_ranks, self.ranks, Term(setup.local_world_size, "ranks of a host"))
         self.share = where(self.by_rows, sharing, Term(1))  # of the lookups, one in so many
-        asking = where(self.copied, Term(1), self.ranks)
+        asking = where(copied, Term(1), self.ranks)
         self.looked_up = table.ids / self.share * asking
         filled = where(table.pooled, table.filled * asking, self.looked_up)
         # bags without an id have no output to send; TorchRec sends it in the type of the weights
         self.sent = (filled * self.dim * self.element).as_step("sent")
         size = Term(shards.rows.astype(np.float64), "rows") * self.dim * self.element
-        self.copy = where(self.copied, size, self.none).as_step("copy")
+        self.copy = where(copied, size, self.none).as_step("copy")
         self.rate = self._kernel_rate().as_step("rate")
+
+    def _are(self, words: np.ndarray, *chosen: str) -> np.ndarray | bool:
+        """True for kinds or kernels among those chosen, (S,); False if none is."""
+        return False if self.plain else np.isin(words, chosen)
 
     def perf(self) -> Perf:
         """All phases."""
@@ -163,18 +188,20 @@ class _Estimate:
         backward = (none if setup.inference else once).as_step("backward compute")
         there, back = self._comm()
         there, back = there.as_step("forward comm"), (none if setup.inference else back).as_step("backward comm")
-        fetched = where(self.table.kernel == "fused_uvm_caching", Term(self.table.fetched, "rows fetched"), none)
-        fetched = where(self.copied, none, fetched) / self.share
-        prefetch = (fetched * self.dim * self.element / _rate("host link", HOST_LINK)).as_step("prefetch")
-        total = (forward + there + backward + back + prefetch).as_step("TorchRec's perf")
-        steps = (self.sent, read, self.rate, self.copy, forward, there, backward, back, prefetch, total)
-        return Perf(forward, there, backward, back, prefetch, steps)
+        fetched = where(
+            self._are(self.table.kernel, "fused_uvm_caching"), Term(self.table.fetched, "rows fetched"), none
+        )
+        fetched = where(self.copied, none, fetched)
+        if fetched is not none:
+            fetched = fetched / self.share * self.dim * self.element / _rate("host link", HOST_LINK)
+        prefetch = fetched.as_step("prefetch")
+        return Perf(forward, there, backward, back, prefetch, (self.sent, read, self.rate, self.copy))
 
     def _forward(self) -> tuple[Term, Term]:
         """Bytes of a forward pass, and its time: ids, rows and output."""
         table, dim = self.table, self.dim
-        narrow = ~self.blocks & (dim.value < LEAST_COLUMNS)
-        columns = where(narrow, Term(LEAST_COLUMNS, "columns, 32 and more"), dim)
+        widened = where(dim.value < LEAST_COLUMNS, Term(LEAST_COLUMNS, "columns, 32 and more"), dim)
+        columns = where(self.blocks, dim, widened)
         rows = self.looked_up * columns * self.element
         ids = ceil(self.looked_up * Term(ID_BYTES, "bytes of an id"))
         ids = where(table.weighted, ids * Term(2, "with their weights"), ids)
@@ -192,6 +219,8 @@ class _Estimate:
         setup, inside, across = self.setup, _rate("inside a host", INSIDE_HOST), _rate("between hosts", BETWEEN_HOSTS)
         hosts = setup.world_size // setup.local_world_size
         over_all = self.sent / (inside if hosts == 1 else across)
+        if self.plain:
+            return over_all, over_all
         in_host = self.sent / inside
         if hosts > 1:
             bags = where(self.table.pooled, self.table.filled, self.table.ids)
@@ -217,10 +246,12 @@ class _Estimate:
             ddr = _rate("DDR", DDR)
             return where(kernel == "dense", ddr * DENSE, ddr * FUSED)
         hbm, link = _rate("HBM", HBM), _rate("host link", HOST_LINK)
+        in_hbm = where(self._are(kernel, "dense"), hbm * DENSE, hbm * FUSED)
+        if self.plain:
+            return in_hbm
         load = self.table.cache_load_factor
         cached = (Term(load, "load factor") * hbm + Term(1 - load, "rest") * link) / IN_HOST
         fetching = (setup.pipeline == "train_prefetch_sparse_dist") & (kernel == "fused_uvm_caching")
-        in_hbm = where(kernel == "dense", hbm * DENSE, hbm * FUSED)
         read = where(np.isin(kernel, CACHED), cached, where(np.isin(kernel, IN_UVM), link / IN_HOST, in_hbm))
         return where(fetching, hbm * FUSED, read)
 

@@ -19,7 +19,7 @@ from shard_gym.plan.plan import Plan
 from shard_gym.plan.shards import shards
 from shard_gym.plan.violations import broken_constraints, forbidden
 from shard_gym.simulators import Simulator
-from shard_gym.simulators.base import plan_latency
+from shard_gym.simulators.base import latency_of
 from shard_gym.simulators.torchrec import estimate
 from shard_gym.task.task import Constraints, Task
 from shard_gym.torchrec.values import PHASES, Capacity, Phases, Rank, Stats, TableStats
@@ -60,7 +60,7 @@ def plan_stats(
     latency = None
     if simulator is not None and not notes:
         try:
-            latency = plan_latency(simulator, task, plan, of_task)
+            latency = latency_of(simulator, task, plan, of_task)
         except InvalidPlan as error:
             notes = (f"no time is told but TorchRec's: {error}",)
     ours = None if latency is None else np.stack([getattr(latency, phase) for phase in PHASES], axis=-1)

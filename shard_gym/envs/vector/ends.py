@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -196,9 +197,13 @@ def _excess(shelf: Shelf, states: States, envs: np.ndarray, record: Record) -> n
     return excess
 
 
+@lru_cache(64)
 def before_ends(num_envs: int) -> dict[str, np.ndarray]:
-    """Numbers that infos tell where no episode is over, (n,)."""
-    return {name: np.full(num_envs, value) for name, value in NUMBERS.items()}
+    """Numbers that infos tell where no episode is over, (n,); read-only, as all such steps share them."""
+    numbers = {name: np.full(num_envs, value) for name, value in NUMBERS.items()}
+    for values in numbers.values():
+        values.setflags(write=False)
+    return numbers
 
 
 def told_where(told: dict[str, Any], where: np.ndarray) -> dict[str, Any]:
