@@ -11,6 +11,8 @@ from shard_gym.plan.plan import Plan
 from shard_gym.plan.shards import shards
 from shard_gym.task.task import Constraints, Task
 
+_NONE = Constraints()
+
 
 def violations(task: Task, plan: Plan, placed: Shards | None = None) -> list[str]:
     """Reasons why a plan cannot be used, in words: memory, then constraints; empty when it can.
@@ -57,7 +59,7 @@ def over_memory(task: Task, placed: Shards) -> list[str]:
 def broken_constraints(task: Task, plan: Plan) -> list[str]:
     """Constraints of the task that a valid plan breaks, in words."""
     c = task.constraints
-    if c == Constraints():
+    if c == _NONE:
         return []
     shards: dict[int, set[int]] = {}
     source, _, _ = task.pieces(plan.splits)
