@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shard_gym import Constraints, Plan, Task, make_pool
 from shard_gym.memory.usage import device_bytes, table_bytes
 from shard_gym.plan.nodes import Nodes, Options, halvings
-from shard_gym.plan.placing import Placing
+from shard_gym.plan.placing import One, Placing, one
 from shard_gym.plan.rules import Rules, kept_whole
 from shard_gym.plan.violations import violations
 
@@ -21,12 +21,16 @@ def task_of(sizes, memory, **constraints):
     return Task(pool, tuple(1000 * m for m in memory), constraints=Constraints(**constraints), splits_allowed=True)
 
 
+def placing_of(task, count=1):
+    return Placing(Options.of(task), count)
+
+
 def legal(placing, table):
     return np.flatnonzero(placing.legal(table)[0]).tolist()
 
 
 def test_without_constraints_memory_alone_counts():
-    placing = Placing.of(task_of([3, 2], [4, 2]))
+    placing = placing_of(task_of([3, 2], [4, 2]))
     assert not placing.options.rules.binding
     assert (legal(placing, 0), legal(placing, 1)) == ([0], [0, 1])
     placing.place(0, 0)
@@ -34,46 +38,46 @@ def test_without_constraints_memory_alone_counts():
 
 
 def test_a_pinned_table_has_its_room_reserved():
-    placing = Placing.of(task_of([3, 2], [4, 4], pin=[(0, 0)]))
+    placing = placing_of(task_of([3, 2], [4, 4], pin=[(0, 0)]))
     assert legal(placing, 1) == [1]
     placing.place(1, 1)
     assert legal(placing, 0) == [0]
 
 
 def test_tables_together_take_their_room_at_once_and_follow_the_first():
-    placing = Placing.of(task_of([3, 2, 1], [4, 5], together=[(0, 1)]))
+    placing = placing_of(task_of([3, 2, 1], [4, 5], together=[(0, 1)]))
     assert legal(placing, 1) == [1]
     placing.place(1, 1)
     assert (legal(placing, 0), legal(placing, 2)) == ([1], [0])
 
 
 def test_tables_apart_keep_out_of_each_others_way():
-    placing = Placing.of(task_of([1, 1, 1], [9, 9, 9], apart=[(0, 1)], pin=[(0, 2)]))
+    placing = placing_of(task_of([1, 1, 1], [9, 9, 9], apart=[(0, 1)], pin=[(0, 2)]))
     assert legal(placing, 1) == [0, 1]
     assert legal(placing, 2) == [0, 1, 2]
 
 
 def test_only_so_many_tables_may_move():
-    placing = Placing.of(task_of([1, 1, 1], [9, 9], base=[0, 0, 1], max_moves=1))
+    placing = placing_of(task_of([1, 1, 1], [9, 9], base=[0, 0, 1], max_moves=1))
     assert legal(placing, 0) == [0, 1]
     placing.place(0, 1)
     assert (legal(placing, 1), legal(placing, 2)) == ([0], [1])
 
 
 def test_moves_that_must_be_made_are_kept_for_them():
-    placing = Placing.of(task_of([1, 1, 1], [9, 9], base=[0, 0, 1], max_moves=1, pin=[(2, 0)]))
+    placing = placing_of(task_of([1, 1, 1], [9, 9], base=[0, 0, 1], max_moves=1, pin=[(2, 0)]))
     assert (legal(placing, 0), legal(placing, 2)) == ([0], [0])
 
 
 def test_a_table_may_leave_a_device_that_is_too_full():
-    placing = Placing.of(task_of([3, 2], [4, 4], base=[0, 0], max_moves=1))
+    placing = placing_of(task_of([3, 2], [4, 4], base=[0, 0], max_moves=1))
     assert legal(placing, 0) == [1]
     placing.place(0, 1)
     assert legal(placing, 1) == [0]
 
 
 def test_placements_side_by_side_do_not_touch():
-    placing = Placing.of(task_of([1, 1], [9, 9], apart=[(0, 1)]), count=2)
+    placing = placing_of(task_of([1, 1], [9, 9], apart=[(0, 1)]), count=2)
     placing.place(0, np.array([0, 1]))
     assert placing.legal(1).tolist() == [[False, True], [True, False]]
 
@@ -111,7 +115,7 @@ def constrained(draw):
 @settings(max_examples=200, deadline=None)
 @given(constrained(), st.randoms(use_true_random=False))
 def test_whoever_keeps_to_what_is_legal_keeps_the_constraints(task, random):
-    placing, device = Placing.of(task), [-1] * task.num_tables
+    placing, device = placing_of(task), [-1] * task.num_tables
     for table in random.sample(range(task.num_tables), task.num_tables):
         choices = legal(placing, table)
         if task.constraints.max_moves is not None:
@@ -128,7 +132,7 @@ def test_whoever_keeps_to_what_is_legal_keeps_the_constraints(task, random):
 def test_many_placements_at_once_are_as_one_by_one(seed):
     rng = np.random.default_rng(seed)
     task = task_of([2, 1, 1, 3, 1], [5, 5, 5], together=[(0, 2)], apart=[(1, 3)], pin=[(4, 1)])
-    many, single = Placing.of(task, 4), [Placing.of(task) for _ in range(4)]
+    many, single = placing_of(task, 4), [placing_of(task) for _ in range(4)]
     for table in rng.permutation(5):
         one_by_one = np.concatenate([placing.legal(table) for placing in single])
         assert (many.legal(table) == one_by_one).all()
@@ -260,23 +264,31 @@ def test_bytes_sums_and_what_is_legal_are_those_of_plain_python(task, random, ke
 
 
 @settings(max_examples=200, deadline=None)
-@given(constrained(), st.randoms(use_true_random=False))
-def test_one_plan_in_plain_numbers_is_that_of_plain_python(task, random):
+@given(constrained(), st.booleans(), st.randoms(use_true_random=False))
+def test_one_plan_in_plain_numbers_is_that_of_plain_python(task, ruled, random):
+    task = task if ruled else replace(task, constraints=Constraints())
     options, pieces, (oracle,) = options_and_oracles(task, 1)
-    placing, waiting, k = Placing(options, track=True), in_any_order(pieces, random), task.num_devices
+    placing, waiting, k = one(options, track=True), in_any_order(pieces, random), task.num_devices
+    many = Placing(options, track=True)
+    assert isinstance(placing, One) != options.rules.binding
     while waiting:
         row = waiting.pop(0)
         expected, may_split = oracle.legal(pieces[row]), bool(options.changes[row, 0])
-        assert [placing.may(row, d) for d in range(k + 1)] == [*expected, may_split]
+        assert [placing.may(row, d) for d in range(k + 1)] == placing.legal(row)[0].tolist() == [*expected, may_split]
         mask = [*(expected if any(expected) else [not may_split] * k), may_split]
-        assert placing.mask(row).tolist() == placing.masks(np.array([row]))[0].tolist() == mask
+        assert placing.mask(row).tolist() == many.mask(row).tolist() == mask
         option = random.randrange(k + may_split)
-        placing.put(row, option)
+        legal = [*expected, may_split][option]
+        assert placing.took(row, option) == legal
+        if not legal:
+            placing.put(row, option)
+        many.put(row, option)
         if option == k:
             waiting += [row + 1, row + 1]
         else:
             oracle.put.append((pieces[row], option))
         assert_alike(placing, [oracle])
+        assert_alike(many, [oracle])
 
 
 def test_an_option_may_have_several_devices():
@@ -317,11 +329,11 @@ def test_tasks_side_by_side_keep_to_their_own_constraints():
     )
     placing = Placing(options, 4)
     placing.begin(np.arange(4), np.arange(4))
-    alone = [Placing(one) for one in each]
+    alone = [one(options) for options in each]
     for table in range(2):
         legal = placing.legal(first[:-1] + table)
-        assert legal.tolist() == [one.legal(table)[0].tolist() for one in alone]
+        assert legal.tolist() == [single.legal(table)[0].tolist() for single in alone]
         chosen = legal.argmax(axis=1)
         placing.place(first[:-1] + table, chosen)
-        for one, device in zip(alone, chosen.tolist(), strict=True):
-            one.put(table, device)
+        for single, device in zip(alone, chosen.tolist(), strict=True):
+            single.put(table, device)

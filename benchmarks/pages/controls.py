@@ -27,7 +27,7 @@ from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.memory.usage import device_bytes, table_bytes
 from shard_gym.plan.feasibility import follow
 from shard_gym.plan.nodes import Options
-from shard_gym.plan.placing import Placing
+from shard_gym.plan.placing import one
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.rules import Rules
 from shard_gym.simulators import FastSimulator, Latency, Simulator, single_costs
@@ -107,7 +107,7 @@ class Argmin:
 def _argmin(task: Task, costs: FastSimulator, lean: float) -> Plan:
     rules = Rules.of(task)
     tables, size = rules.merged(costs.embed(task)), rules.merged(table_bytes(task))
-    placing, alone = Placing(Options.of(task, tables, rules), track=True), rules.merged(single_costs(costs, task))
+    placing, alone = one(Options.of(task, tables, rules), track=True), rules.merged(single_costs(costs, task))
     by = size if lean == np.inf else np.maximum(alone / alone.mean(), lean * size / size.mean())
 
     def cheapest(table: int) -> int:

@@ -270,8 +270,7 @@ def _draw_uses(canvas: Canvas, shares: np.ndarray) -> None:
 
 
 def _draw_end(canvas: Canvas, state: State) -> None:
-    prepared = state.episode.prepared
-    end = outcome(prepared.task, state.plan(), state.latency(), state.free)
+    prepared, end = state.episode.prepared, outcome(state)
     canvas.text("all tables are placed", (EDGE, 458), LARGE)
     if end.excess:
         canvas.text("the plan cannot be used: it breaks memory or constraints", (EDGE, 490), MEDIUM, RED)

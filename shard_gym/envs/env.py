@@ -25,6 +25,8 @@ from shard_gym.simulators import FastSimulator, Latency, Simulator
 from shard_gym.task.suites import Suite
 from shard_gym.task.task import Task
 
+_TOLD = {"action_mask": None, **NUMBERS}  # copied by every step
+
 
 class NoEpisode(ShardGymError, gym.error.ResetNeeded):
     """There is no episode under way: it has not begun, or it is over."""
@@ -84,7 +86,6 @@ class ShardingEnv(gym.Env[Any, Any]):
         self._played: dict[int, Episode] = {}  # tasks of the bank that were drawn before
         self._seed, self._episode = -1, 0
         self._state: State | None = None
-        self._over = False
         self._window: Window | None = None
         self._paid = 0.0  # dense rewards of this episode so far
         self.num_devices = task.num_devices
@@ -99,8 +100,8 @@ class ShardingEnv(gym.Env[Any, Any]):
             self._seed, self._episode = seed, 0
         elif self._seed < 0:
             self._seed = int(self.np_random.integers(2**63))
-        state = self._state = State(self._next({} if options is None else options), self._track)
-        self._over, self._paid = False, 0.0
+        state = self._state = State(self._next(options), self._track)
+        self._paid = 0.0
         if self.render_mode == "human":
             self.render()
         return self._observe(state, self.most_nodes), {"action_mask": state.mask(), **NUMBERS}
@@ -108,7 +109,7 @@ class ShardingEnv(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Put the next table on device `action`; with split actions K halves it."""
         state = self._state
-        if state is None or self._over:
+        if state is None or state.done:
             self._refuse_step()
         if action.__class__ is not int:
             action = self._index(action)
@@ -118,11 +119,11 @@ class ShardingEnv(gym.Env[Any, Any]):
         if self.render_mode == "human":
             self.render()
         shown = self._observe(state, self.most_nodes)
-        told, self._over = {"action_mask": state.mask()}, state.done
-        if not self._over:
-            return shown, self._pay(state) if self._dense else 0.0, False, False, told | NUMBERS
-        p = state.episode.prepared
-        end = rewards.outcome(p.task, state.plan(), state.latency(), state.free)
+        told = _TOLD.copy()
+        told["action_mask"] = state.mask()
+        if not state.done:
+            return shown, self._pay(state) if self._dense else 0.0, False, False, told
+        p, end = state.episode.prepared, rewards.outcome(state)
         told |= end.numbers(p.task) if self.info == "numbers" else end.numbers(p.task) | end.objects(p.task)
         return shown, rewards.end_reward(self.settings.paid, p, end) - self._paid, True, False, told
 
@@ -170,13 +171,9 @@ class ShardingEnv(gym.Env[Any, Any]):
             self._window.close()
             self._window = None
 
-    def _next(self, options: Mapping[str, Any]) -> Episode:
+    def _next(self, options: Mapping[str, Any] | None) -> Episode:
         """The episode to play now, its task prepared once if it is in the bank."""
-        if not isinstance(options, Mapping):
-            raise InvalidTask(f"reset options are a dict, {{'task': a shard_gym.Task}}, got {options!r:.80}")
-        for option in options.keys() - {"task"}:
-            raise UnknownName("reset option", option, ["task"])
-        number, given = self._episode, options.get("task")
+        number, given = self._episode, None if options is None else _given(options)
         index = self._drawn() if given is None else self.settings.find(given)
         if index is None:
             episode = self.settings.episode(given, None)  # type: ignore[arg-type]  # `find` refuses what is no task
@@ -217,6 +214,15 @@ class ShardingEnv(gym.Env[Any, Any]):
     def _refuse_step(self) -> NoReturn:
         self._started()
         raise NoEpisode("every table is placed and the episode is over: call reset() before the next step")
+
+
+def _given(options: Mapping[str, Any]) -> Any:
+    """The task that reset options ask for, or None."""
+    if not isinstance(options, Mapping):
+        raise InvalidTask(f"reset options are a dict, {{'task': a shard_gym.Task}}, got {options!r:.80}")
+    for option in options.keys() - {"task"}:
+        raise UnknownName("reset option", option, ["task"])
+    return options.get("task")
 
 
 def _known(kind: str, name: Any, valid: Any) -> Any:

@@ -205,6 +205,11 @@ class Episode:
         return [*(self.prepared.nodes.level[self.order] == 0).astype(int).tolist(), 1]
 
     @cached_property
+    def split_action(self) -> bool:
+        """True if pieces may be halved."""
+        return self.prepared.split_action
+
+    @cached_property
     def num_devices(self) -> int:
         """Devices of the task."""
         return self.prepared.task.num_devices
@@ -215,16 +220,16 @@ class Episode:
         return (np.arange(self.prepared.num_actions) < self.num_devices).astype(np.int8)
 
     @cached_property
-    def rows(self) -> np.ndarray:
-        """The "table" observation at each position, the last one for the end, (M + 1, 22) float32.
+    def rows(self) -> list[np.ndarray]:
+        """The "table" observation at each position, the last one for the end, (22,) float32 each.
 
-        With split actions the last column, the share placed, depends on the splits: see `State.row`.
+        With split actions the last column, the share placed, depends on the splits: see `observations.table`.
         """
         n = len(self.order)
         rows = np.zeros((n + 1, self.prepared.features.shape[1] + 1), np.float32)
         rows[:n, :-1] = self.prepared.features[self.order]
         rows[:, -1] = np.arange(n + 1) / n
-        return rows
+        return list(rows)
 
     @cached_property
     def remaining(self) -> np.ndarray:

@@ -46,8 +46,12 @@ def table_space(prepared: Prepared, most: int) -> spaces.Box:
 
 
 def table(state: State, most: int) -> np.ndarray:
-    """The next table's 21 standardised features and the share of tables placed, (22,)."""
-    return state.row()
+    """The next table's 21 standardised features and the share of tables placed, a fresh (22,) float32."""
+    episode = state.episode
+    row = episode.rows[state.position].copy()
+    if episode.split_action:
+        row[-1] = state.num_placed / state.num_pieces
+    return row
 
 
 def full_space(prepared: Prepared, most: int) -> spaces.Dict:
@@ -66,7 +70,7 @@ def full(state: State, most: int) -> dict[str, np.ndarray]:
     """The next table, each device's load, what remains; units are shares of the task."""
     p = state.episode.prepared
     return {
-        "table": state.row(),
+        "table": table(state, most),
         "devices": device_rows(p.scales, state.free, state.latency().cost(p.task.objective), state.sums),
         "remaining": state.remaining(),
         "action_mask": state.mask(),
@@ -129,7 +133,7 @@ def flat(state: State, most: int) -> np.ndarray:
     if not state.done:
         node = state.episode.nodes[state.position]
         alone, size = p.alone[node], p.sizes[node]
-    piece = Next(state.row(), alone, size, state.remaining(), state.mask())
+    piece = Next(table(state, most), alone, size, state.remaining(), state.mask())
     shown = np.empty(flat_width(p.scales.num_devices, p.num_actions), np.float32)
     put_flat(shown, p.scales, piece, state.free, state.latency().cost(p.task.objective))
     return shown

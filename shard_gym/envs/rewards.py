@@ -36,9 +36,10 @@ class Outcome:
     def numbers(self, task: Task) -> dict[str, Any]:
         """NUMBERS of the end; "spread" and "distance" are the slowest device's, 0 where the simulator knows none."""
         told = NUMBERS | {"makespan": self.makespan, "balance": self.balance, "feasible": self.excess == 0}
-        for name in ("spread", "distance"):
-            if (values := getattr(self.latency, name)) is not None:
-                told[name] = float(values[self.latency.cost(task.objective).argmax()])
+        known = {"spread": self.latency.spread, "distance": self.latency.distance}
+        if any(values is not None for values in known.values()):
+            slowest = self.latency.cost(task.objective).argmax()
+            told |= {name: float(values[slowest]) for name, values in known.items() if values is not None}
         return told
 
     def objects(self, task: Task) -> dict[str, Any]:
@@ -46,23 +47,20 @@ class Outcome:
         return {"plan": self.plan, "latency": self.latency, "task": task.hash}
 
 
-def outcome(task: Task, plan: Plan, latency: Latency, free: np.ndarray) -> Outcome:
-    """Judge a finished episode; `free` is what each device has left, in bytes, negative when over."""
+def outcome(state: State) -> Outcome:
+    """Judge a finished episode."""
+    task, plan, latency = state.episode.prepared.task, state.plan(), state.latency()
     makespan, balance = float(latency.makespan(task.objective)), float(latency.balance)
     if not math.isfinite(makespan):
         raise SimulatorError(f"the simulator gives this plan a makespan of {makespan} ms")
-    return Outcome(plan, latency, makespan, balance, _excess(task, plan, free))
-
-
-def _excess(task: Task, plan: Plan, free: np.ndarray) -> float:
-    """max_k (used_k - capacity_k) / capacity_k if positive, and one for each broken constraint."""
-    over = max(0.0, float(overshoot(task, task.capacity - free))) if free.min() < 0 else 0.0
-    return over + len(broken_constraints(task, plan))
+    # max_k (used_k - capacity_k) / capacity_k if positive, and one for each broken constraint
+    over = float(overshoot(task, task.capacity - state.free)) if state.placing.least < 0 else 0.0
+    return Outcome(plan, latency, makespan, balance, over + len(broken_constraints(task, plan)))
 
 
 def balance_reward(makespan: Any, balance: Any, excess: Any, worst: Any, reference: Any) -> Any:
     """AutoShard's reward: balance, or minus the excess."""
-    return np.where(np.asarray(excess) > 0, -np.asarray(excess), balance)
+    return np.where(excess > 0, -excess, balance)
 
 
 def latency_reward(makespan: Any, balance: Any, excess: Any, worst: Any, reference: Any) -> Any:
@@ -72,7 +70,7 @@ def latency_reward(makespan: Any, balance: Any, excess: Any, worst: Any, referen
     do, since its costs grow with every sum; where halves or a fitted simulator cost more, `worst` counts.
     """
     feasible = np.minimum(makespan, worst) / reference
-    return -np.where(np.asarray(excess) > 0, worst / reference + excess, feasible)
+    return -np.where(excess > 0, worst / reference + excess, feasible)
 
 
 @dataclass(frozen=True)

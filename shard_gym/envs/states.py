@@ -7,27 +7,30 @@ from collections.abc import Iterable
 import numpy as np
 
 from shard_gym.envs.episodes import Episode
-from shard_gym.plan.placing import Placing
+from shard_gym.plan.placing import one
 from shard_gym.plan.plan import Plan
 from shard_gym.simulators import Latency
 
 
 class State:
-    """An episode under way; plain ints and lists beside its `Placing`, so that a step costs microseconds.
+    """An episode under way; plain ints and lists beside its placing, so that a step costs microseconds.
 
     Pieces wait at the positions of the episode's order. The next one is at the first position where any waits. Halves
     go to a later position, so the order is walked once.
     """
 
-    __slots__ = ("actions", "episode", "halved", "nodes", "placing", "position", "waiting")
+    __slots__ = ("actions", "done", "episode", "halved", "nodes", "placing", "position", "waiting")
 
     def __init__(self, episode: Episode, track: bool = False) -> None:
         p = episode.prepared
         self.episode = episode
-        self.placing = Placing(p.options, track=track and p.embedding is not None)
-        self.waiting = episode.waiting.copy()  # pieces at each position; 1 at the end
+        self.placing = one(p.options, track and p.embedding is not None)
+        self.waiting = episode.waiting  # pieces at each position; 1 at the end
+        if episode.split_action:
+            self.waiting = self.waiting.copy()
         self.position = 0  # of the next piece; the number of positions at the end
-        self.nodes: list[int] = []  # of the piece at each step
+        self.done = False  # True if every piece is placed
+        self.nodes: list[int] = []  # of the piece at each step; with split actions
         self.actions: list[int] = []  # what was done with it
         self.halved = 0  # steps that halved a piece
 
@@ -38,11 +41,6 @@ class State:
         for action in actions:
             state.place(action)
         return state
-
-    @property
-    def done(self) -> bool:
-        """True if every piece is placed."""
-        return self.position == len(self.episode.nodes)
 
     @property
     def free(self) -> np.ndarray:
@@ -64,13 +62,6 @@ class State:
         """The tables, and one more for each that was halved."""
         return self.episode.prepared.task.num_tables + self.halved
 
-    def row(self) -> np.ndarray:
-        """The next piece's features and the share of pieces placed, a fresh (22,) float32."""
-        row = self.episode.rows[self.position].copy()
-        if self.episode.prepared.split_action:
-            row[-1] = self.num_placed / self.num_pieces
-        return row
-
     def remaining(self) -> np.ndarray:
         """Shares of the task before any split that are left, a fresh (5,) float32.
 
@@ -91,40 +82,55 @@ class State:
 
         A piece that must not be halved goes to the device with most bytes left instead.
         """
-        position, waiting, node = self.position, self.waiting, self.episode.nodes[self.position]
-        if action == self.episode.num_devices:
-            halves = self.episode.halves[position]
-            if halves >= 0:
-                waiting[halves] += 2
-                self.halved += 1
-            else:
-                action = int(self.free.argmax())
+        episode, position = self.episode, self.position
+        node, after = episode.nodes[position], position + 1
+        if episode.split_action:
+            action, after = self._halve(action, position), position
+            self.nodes.append(node)
+            self.waiting[position] -= 1
+            while not self.waiting[after]:
+                after += 1
         self.placing.put(node, action)
-        self.nodes.append(node)
         self.actions.append(action)
-        waiting[position] -= 1
-        while not waiting[position]:
-            position += 1
-        self.position = position
+        self.position, self.done = after, after == len(episode.nodes)
+
+    def _halve(self, action: int, position: int) -> int:
+        """Let halves wait if that is the action; the action, or what is done instead."""
+        if action < self.episode.num_devices:
+            return action
+        halves = self.episode.halves[position]
+        if halves < 0:
+            return int(self.free.argmax())
+        self.waiting[halves] += 2
+        self.halved += 1
+        return action
 
     def mask(self) -> np.ndarray:
         """Devices where the next piece may go and, with split actions, whether it may be halved: int8 (K or K + 1,).
 
         Where it may go nowhere: the split alone if it may be halved, else every device.
         """
-        position, nodes = self.position, self.episode.nodes
-        return self.placing.mask(nodes[position]) if position < len(nodes) else self.episode.last_mask.copy()
+        episode = self.episode
+        return episode.last_mask.copy() if self.done else self.placing.mask(episode.nodes[self.position])
 
     def held(self) -> tuple[np.ndarray, np.ndarray]:
         """Node and device of each piece that is placed, in the order they were."""
-        nodes, actions = np.array(self.nodes, np.int64), np.array(self.actions, np.int64)
+        actions = np.array(self.actions, np.int64)
+        if not self.episode.split_action:
+            return self.episode.order[: self.position], actions
+        nodes = np.array(self.nodes, np.int64)
         placed = actions < self.episode.num_devices
         return nodes[placed], actions[placed]
 
     def plan(self) -> Plan:
         """The plan so far; the pieces of a node are taken first in, first out."""
+        device: list[int] = [-1] * self.episode.prepared.task.num_tables
+        if not self.episode.split_action:  # nodes are tables
+            for table, action in zip(self.episode.nodes, self.actions, strict=False):
+                device[table] = action
+            return Plan(tuple(device))
         waiting: dict[int, list[int]] = {node: [t] for t, node in enumerate(self.episode.prepared.nodes.whole.tolist())}
-        device, splits = [-1] * len(waiting), []
+        splits: list[int] = []
         for node, action in zip(self.nodes, self.actions, strict=True):
             piece = waiting[node].pop(0)
             if action < self.episode.num_devices:
@@ -146,4 +152,4 @@ class State:
         nodes, devices = self.held()
         holds = np.zeros((self.episode.num_devices, len(nodes)))
         holds[devices, np.arange(len(nodes))] = 1
-        return p.decode(holds @ p.embedding[nodes])  # exact
+        return p.decode(holds @ p.embedding.take(nodes, axis=0))  # exact

@@ -12,7 +12,7 @@ from shard_gym.memory.usage import device_bytes, piece_bytes, table_bytes
 from shard_gym.plan.fitting import evenly, lacking
 from shard_gym.plan.forms import beyond_columns
 from shard_gym.plan.nodes import Options
-from shard_gym.plan.placing import Placing
+from shard_gym.plan.placing import One, Placing, one
 from shard_gym.plan.plan import Plan
 from shard_gym.task.task import Constraints, Task
 
@@ -176,7 +176,7 @@ def first_fit_decreasing(task: Task) -> np.ndarray:
     """Largest table first, each on the first device where it may go, (N,)."""
     options = Options.of(task)
     order = np.argsort(-options.rules.merged(options.size[:, 0]), kind="stable")
-    placing = Placing(options)
+    placing = one(options)
 
     def first(table: int) -> int:
         legal = placing.legal(table)[0]
@@ -186,7 +186,7 @@ def first_fit_decreasing(task: Task) -> np.ndarray:
     return follow(placing, order, first)
 
 
-def follow(placing: Placing, order: np.ndarray, choose: Callable[[int], int]) -> np.ndarray:
+def follow(placing: One | Placing, order: np.ndarray, choose: Callable[[int], int]) -> np.ndarray:
     """A placement, (N,): tables in this order, groups by their leaders, each to the device that is chosen for it.
 
     `choose` returns -1 where a table may go nowhere: that is an error, which says why.
@@ -209,7 +209,7 @@ def no_room(task: Task, table: int, free: np.ndarray) -> InfeasibleTask:
     )
 
 
-def dead_end(placing: Placing, table: int, plan: int = 0) -> InfeasibleTask:
+def dead_end(placing: One | Placing, table: int, plan: int = 0) -> InfeasibleTask:
     """The error that says which table may go nowhere after those that are placed, and what stands in its way."""
     o, task = placing.options, placing.options.tasks[placing.task[plan]]
     if not o.rules.binding:
@@ -229,7 +229,7 @@ def dead_end(placing: Placing, table: int, plan: int = 0) -> InfeasibleTask:
 
 def _most_room_first(task: Task) -> np.ndarray:
     """Largest table first, each where most room is, fit or not, (N,)."""
-    placing, device = Placing.of(task), np.empty(task.num_tables, np.int64)
+    placing, device = one(Options.of(task)), np.empty(task.num_tables, np.int64)
     for t in np.argsort(-placing.options.size[:, 0], kind="stable").tolist():
         device[t] = placing.free[0].argmax()
         placing.put(t, int(device[t]))

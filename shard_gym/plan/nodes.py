@@ -180,10 +180,10 @@ class Options:
     @cached_property
     def anywhere(self) -> list[np.ndarray]:
         """The mask of each piece if it may go anywhere, int8; copy before you hand it out."""
-        masks: dict[bytes, np.ndarray] = {}
+        masks: dict[bytes, np.ndarray] = {}  # pieces share them: they stay in the cache
         for changes in self.changes:
-            masks.setdefault(changes.tobytes(), np.append(np.ones(self.count, np.int8), changes))
-        return [masks[changes.tobytes()].astype(np.int8) for changes in self.changes]
+            masks.setdefault(changes.tobytes(), np.append(np.ones(self.count, np.int8), changes.view(np.int8)))
+        return [masks[changes.tobytes()] for changes in self.changes]
 
     def taken(self, rows: Rows, options: Rows) -> Iterator[tuple[Rows, Rows]]:
         """Each device that options put something on, and which of all shards."""

@@ -11,6 +11,8 @@ from shard_gym.plan.plan import Plan
 from shard_gym.plan.shards import expanded
 from shard_gym.task.task import Constraints, Task
 
+_NONE = Constraints()
+
 
 def violations(task: Task, plan: Plan) -> list[str]:
     """Reasons why a plan cannot be used, in words: memory, then constraints; empty when it can.
@@ -65,7 +67,7 @@ def over_memory(task: Task, needed: tuple[np.ndarray, np.ndarray]) -> list[str]:
 def broken_constraints(task: Task, plan: Plan) -> list[str]:
     """Constraints of the task that a valid plan breaks, in words."""
     c = task.constraints
-    if c == Constraints():
+    if c == _NONE:
         return []
     shards: dict[int, set[int]] = {}
     source, _, _ = task.pieces(plan.splits)

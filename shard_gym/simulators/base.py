@@ -20,6 +20,7 @@ from shard_gym.task.task import OBJECTIVES, Task
 TABLES_AT_ONCE = 64  # costed one by one in one call, to bound memory on many devices
 SHARDS_AT_ONCE = 2**14  # decoded in one call where every device is tried in turn
 FEW_DEVICES, MANY_VALUES = 32, 512  # from where `along_devices` turns arrays
+TINY = np.finfo(np.float64).tiny  # ms: less than any cost but 0
 GRAIN = 2.0**14  # embeddings are multiples of 1/GRAIN: float64 sums of them are exact in any order
 PASSES = {"forward": (True, False), "backward": (False, True), "both": (True, True)}  # of a phase: forward, backward
 
@@ -68,8 +69,7 @@ class Latency:
     def balance(self) -> np.ndarray:
         """Fastest over slowest device, computation only; 0 when a device is empty (...)."""
         compute = self.compute
-        slowest = compute.max(axis=-1)
-        return compute.min(axis=-1) / np.where(slowest > 0, slowest, 1.0)
+        return compute.min(axis=-1) / np.maximum(compute.max(axis=-1), TINY)
 
 
 @runtime_checkable

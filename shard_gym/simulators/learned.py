@@ -124,17 +124,17 @@ class Learned(FastSimulator):
     def decode(self, task: Task, sums: np.ndarray) -> Latency:
         """The network's times for each shard, then the links'."""
         moved, shards = self._moved(sums), self._compute(sums).reshape(-1, OWN + self.network.width)
+        distance = shards[:, FAR] / np.maximum(shards[:, TABLES], 1)  # the mean of a shard's tables
         times = np.empty((3, len(shards)))
         for start in range(0, len(shards), AT_ONCE):
             part = slice(start, start + AT_ONCE)
-            times[:, part] = self._times(shards[part])
+            times[:, part] = self._times(shards[part], distance[part])
         times = times.reshape(3, *sums.shape[:-1])
         times *= task.ms_per_us * 1e3  # slower devices
         if moved.shape[-1]:
             times[:2] += host_ms(task.host_link or self.host_link, moved)
         there, back = self._comm(task, sums)
-        distance = sums[..., FAR] / np.maximum(sums[..., TABLES], 1)
-        return Latency(times[0], there, back, times[1], spread=times[2], distance=distance)
+        return Latency(times[0], there, back, times[1], spread=times[2], distance=distance.reshape(there.shape))
 
     def all_to_all(self, task: Task) -> tuple[Links, int] | None:
         """The task's wires or the card's, and the batch of the fit; None of tasks that have other collectives."""
@@ -199,12 +199,11 @@ class Learned(FastSimulator):
             return sums
         return np.concatenate([sums[..., :OWN], sums[..., -self.network.width :]], axis=-1)
 
-    def _times(self, shards: np.ndarray) -> np.ndarray:
-        """Forward ms, backward ms and their spread at the fitted batch, (S, OWN + width) -> (3, S)."""
+    def _times(self, shards: np.ndarray, distance: np.ndarray) -> np.ndarray:
+        """Forward ms, backward ms and their spread at the fitted batch, (S, OWN + width) and (S,) -> (3, S)."""
         times = self.network.decode(shards[:, OWN:])
-        tables = shards[:, TABLES]
-        times *= tables > 0
-        relative = self.sigma + shards[:, FAR] / np.maximum(tables, 1)  # of the mean table's distance
+        times *= shards[:, TABLES] > 0
+        relative = self.sigma + distance
         relative *= times[0] + times[1]
         relative *= relative
         times[2] *= times[2]

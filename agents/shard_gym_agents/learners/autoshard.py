@@ -28,7 +28,7 @@ from shard_gym.envs.episodes import hashed
 from shard_gym.errors import InvalidTask
 from shard_gym.memory.usage import table_bytes
 from shard_gym.plan.nodes import Options
-from shard_gym.plan.placing import Placing
+from shard_gym.plan.placing import one
 from shard_gym.plan.plan import Plan
 from shard_gym.simulators import FastSimulator, Simulator, single_costs
 from shard_gym.task.suites import Suite
@@ -332,7 +332,7 @@ class AutoShard:
                 asked.take(int(order[step]), int(device[0]), costs)
             return device
 
-        placing = asked.placing if asked else Placing.of(task)
+        placing = asked.placing if asked else one(Options.of(task))
         return rollouts.roll_out(placing, order[None], choose, give_up=True).plan(task)
 
     def samples(self, task: Task, planner: Simulator, count: int, seed: int = 0) -> np.ndarray:
@@ -408,7 +408,7 @@ class _Costs:
 
     def __init__(self, task: Task, planner: FastSimulator) -> None:
         self.task, self.planner, self.tables = task, planner, planner.embed(task)
-        self.placing = Placing(Options.of(task, self.tables), track=True)
+        self.placing = one(Options.of(task, self.tables), track=True)
         self.alone = single_costs(_Embedded(planner, self.tables), task)
         require_number(float(self.alone.sum()), planner)
         self.scale = task.num_devices / max(float(self.alone.sum()), 1e-12)

@@ -18,7 +18,8 @@ from shard_gym.envs.episodes import FIXED_ORDERS, Episode, Prepared
 from shard_gym.envs.observations import device_rows
 from shard_gym.errors import InvalidTask
 from shard_gym.memory.usage import table_bytes
-from shard_gym.plan.placing import Placing
+from shard_gym.plan.nodes import Options
+from shard_gym.plan.placing import Placing, one
 from shard_gym.plan.plan import Plan
 from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.simulators.base import costs_with
@@ -283,7 +284,7 @@ class TablePolicy:
         def choose(step: int, legal: np.ndarray) -> np.ndarray:
             return np.where(legal, scores[step], -np.inf).argmax(axis=1)
 
-        return rollouts.roll_out(Placing.of(task), order[None], choose, give_up=True).plan(task)
+        return rollouts.roll_out(one(Options.of(task)), order[None], choose, give_up=True).plan(task)
 
     def save(self, path: str | Path, **card: Any) -> None:
         devices, hidden = self.net.num_devices, self.net.head.in_features

@@ -13,7 +13,7 @@ from torch import Tensor
 from shard_gym.errors import InfeasibleTask, InvalidTask, UnknownName
 from shard_gym.plan.feasibility import dead_end
 from shard_gym.plan.nodes import Options
-from shard_gym.plan.placing import Placing
+from shard_gym.plan.placing import One, Placing, one
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.rules import Rules
 from shard_gym.plan.violations import violations
@@ -153,7 +153,7 @@ def options_of(tasks: Sequence[Task], vectors: Sequence[np.ndarray] | None = Non
 class Rollout:
     """Placements made side by side."""
 
-    placing: Placing  # at the end
+    placing: One | Placing  # at the end
     rows: np.ndarray  # (B, N) of the tables as they came
     seen: np.ndarray  # (K,) the devices as the policy saw them
     actions: Tensor  # (B, N) the device of each table, as they came and as it was seen; fewer if it was given up
@@ -173,7 +173,7 @@ class Rollout:
         finished = self.actions.shape[1] == len(order)
         if self.alive[0] or (finished and not violations(task, Plan(tuple(devices.tolist())))):
             return None
-        placing = Placing.of(task)
+        placing = one(Options.of(task))
         for table in order.tolist():
             if not placing.legal(table).any():
                 return dead_end(placing, table)
@@ -191,7 +191,7 @@ Choose = Callable[[int, np.ndarray], np.ndarray]  # a step and which devices are
 
 
 def roll_out(
-    placing: Placing,
+    placing: One | Placing,
     rows: np.ndarray,  # (B, N)
     choose: Choose,
     seen: np.ndarray | None = None,
@@ -205,8 +205,8 @@ def roll_out(
     devices = placing.free.shape[1]
     actions, legal = np.empty(rows.shape, np.int64), np.empty((*rows.shape, devices), bool)
     seen, alive = np.arange(devices) if seen is None else seen, np.ones(len(rows), bool)
-    one = len(rows) == 1  # in plain numbers
-    for step, row in enumerate(rows[0].tolist() if one else rows.T):
+    single = len(rows) == 1  # in plain numbers
+    for step, row in enumerate(rows[0].tolist() if single else rows.T):
         found = placing.legal(row)
         fits = np.logical_or.reduce(found, axis=1)
         if not fits.all():
@@ -217,10 +217,10 @@ def roll_out(
             actions, legal = actions[:, :step], legal[:, :step]
             break
         actions[:, step] = choose(step, legal[:, step])
-        if one:
+        if single:
             placing.put(row, int(seen[actions[0, step]]))
         else:
-            placing.place(row, seen[actions[:, step]])
+            placing.place(row, seen[actions[:, step]])  # type: ignore[union-attr]  # several are no `One`
     where = torch.device(device)
     return Rollout(placing, rows, seen, torch.from_numpy(actions).to(where), torch.from_numpy(legal).to(where), alive)
 
@@ -251,7 +251,7 @@ def leaning(costs: Tensor, size: Tensor, lean: float) -> Tensor:
     return share if lean == math.inf else cost.maximum(lean * share)
 
 
-def overshoot(placing: Placing) -> Tensor:
+def overshoot(placing: One | Placing) -> Tensor:
     """max_k (used_k - capacity_k) / capacity_k where a device is over its memory, else 0: (B,)."""
     free, capacity = torch.from_numpy(placing.free), torch.from_numpy(placing.options.capacity[placing.task])
     return (-free / capacity).amax(dim=1).clamp(min=0).to(torch.float32)

@@ -13,7 +13,7 @@ from shard_gym.errors import UnknownName
 from shard_gym.plan.feasibility import dead_end, follow
 from shard_gym.plan.forms import beyond_columns
 from shard_gym.plan.nodes import Options
-from shard_gym.plan.placing import Placing
+from shard_gym.plan.placing import one
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.rules import Rules
 from shard_gym.simulators import Simulator, single_costs
@@ -49,7 +49,7 @@ class Greedy:
             raise UnknownName("cost", self.cost, COSTS)
 
     def __call__(self, task: Task, planner: object) -> Plan:
-        placing = Placing.of(task)
+        placing = one(Options.of(task))
         rules = placing.options.rules
         cost = rules.merged(COSTS[self.cost](task.tables).astype(np.float64))
         size = rules.merged(task.tables.weight_bytes)
@@ -76,7 +76,7 @@ class RoundRobin:
     deterministic: ClassVar[bool] = True
 
     def __call__(self, task: Task, planner: object) -> Plan:
-        placing, turn = Placing.of(task), 0
+        placing, turn = one(Options.of(task)), 0
 
         def next_in_turn(table: int) -> int:
             nonlocal turn
@@ -106,7 +106,7 @@ class CostGreedy:
         if beyond_columns(task):
             return kinds.greedy(task, planner)
         tables = rules.merged(planner.embed(task))
-        placing = Placing(Options.of(task, tables, rules), track=True)
+        placing = one(Options.of(task, tables, rules), track=True)
         sums = placing.sums[0]
 
         def cheapest(table: int) -> int:
