@@ -114,8 +114,9 @@ def test_what_is_seen_by_hand():
     state = Forecast(costed([toy([3, 6, 3], room=2)]), PoolingMs())
     state.look(0)
     state.take(np.array([0]))
-    state.placing.place(state.rows[:, 0], state.seen[[0]])
-    seen, legal = state.look(1), state.placing.legal(state.rows[:, 1])
+    first, second, _ = state.rows[0].tolist()
+    state.placing.put(first, int(state.seen[0]))
+    seen, legal = state.look(1), state.placing.legal(second)
     named = dict(zip(FEATURES, seen[0].T.tolist(), strict=True))
     assert state.costed.unit.tolist() == [6] and state.next_cost.tolist() == [[9, 3]] and legal.all()
     assert named["cost"] == [1.5, 0.5] and named["cost_excess"] == [10, 0]

@@ -115,9 +115,11 @@ class TaskTensors:
         row, size, real = (column.gather(1, order) for column in (self.row, self.size, self.real))
         return TaskTensors(self.options, row, features, size, real, self.slowness)
 
-    def begin(self, track: bool = False) -> tuple[Placing, np.ndarray]:
+    def begin(self, track: bool = False) -> tuple[One | Placing, np.ndarray]:
         """Nothing placed of any task, and the rows of tables as they come, (B, N); `track` keeps sums."""
         rows = self.row.cpu().numpy()
+        if len(rows) == len(self.options.tasks) == 1:
+            return one(self.options, track), rows
         placing = Placing(self.options, len(rows), track)
         if len(self.options.tasks) > 1:
             placing.begin(np.arange(len(rows)), rows[:, 0] // rows.shape[1])
