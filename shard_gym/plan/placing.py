@@ -80,7 +80,9 @@ class Placing:
             found = o.of_devices(self.free if of is None else self.free[of], o.size[rows])
         if not o.changes.shape[1]:
             return found
-        return np.concatenate([found, np.broadcast_to(o.changes[rows], (len(found), o.changes.shape[1]))], axis=1)
+        legal = np.empty((len(found), o.count + o.changes.shape[1]), bool)
+        legal[:, : o.count], legal[:, o.count :] = found, o.changes[rows]
+        return legal
 
     def masks(self, rows: np.ndarray) -> np.ndarray:
         """Legal options, int8 (B, A + X); where a piece may go nowhere, every device or, if it has any, its changes."""
@@ -143,11 +145,12 @@ class Placing:
         """Add shards to the sums of devices; the new sums."""
         width = self.sums.shape[2]
         sums, added = self.sums.reshape(-1, width), self.options.vector.reshape(-1, width).take(which, axis=0)
+        before = sums.take(at, axis=0)
+        after = before + added
         if changed is not None:
-            added = np.where(changed[..., None], 0, added)
-        added = added + sums.take(at, axis=0)
-        sums[at] = added
-        return added
+            after[changed] = before[changed]
+        sums[at] = after
+        return after
 
     def _found(self, rows: Rows, each: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Bytes that devices have for a piece, those that its shards ask for, and which devices constraints allow."""

@@ -197,13 +197,14 @@ def _excess(shelf: Shelf, states: States, envs: np.ndarray, record: Record) -> n
     return excess
 
 
-@lru_cache(64)
 def before_ends(num_envs: int) -> dict[str, np.ndarray]:
-    """Numbers that infos tell where no episode is over, (n,); read-only, as all such steps share them."""
-    numbers = {name: np.full(num_envs, value) for name, value in NUMBERS.items()}
-    for values in numbers.values():
-        values.setflags(write=False)
-    return numbers
+    """Numbers that infos tell where no episode is over, (n,)."""
+    return {name: values.copy() for name, values in _numbers(num_envs).items()}
+
+
+@lru_cache(64)
+def _numbers(num_envs: int) -> dict[str, np.ndarray]:
+    return {name: np.full(num_envs, value) for name, value in NUMBERS.items()}  # copied, in two thirds of the time
 
 
 def told_where(told: dict[str, Any], where: np.ndarray) -> dict[str, Any]:
