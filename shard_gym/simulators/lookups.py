@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shard_gym.memory.shards import CACHED, IN_UVM, Shards
-from shard_gym.tables.histograms import kept_share
+from shard_gym.tables.histograms import HIGH, LOW, bin_of, kept_share
 from shard_gym.tables.pool import TablePool, at_batch
 from shard_gym.task.task import Task
 
@@ -72,8 +72,23 @@ def smaller_tables(task: Task, shards: Shards) -> TablePool:
     tables = task.tables.take(shards.table).with_(dim=shards.dim.astype(np.int32))
     if (shards.rows == tables.rows).all():
         return tables
-    share, rows = shards.rows / tables.rows, np.maximum(shards.rows, 1)
-    pooling = (tables.pooling * share).astype(tables.pooling.dtype)
-    lookups = np.rint(pooling.astype(np.float64) * tables.reference_batch)
-    distinct = np.clip(np.rint(tables.distinct * share), lookups > 0, np.minimum(rows, lookups)).astype(np.int64)
-    return tables.with_(rows=rows, pooling=pooling, distinct=distinct)
+    share = (shards.rows / tables.rows)[:, None]
+    touched, looked_up = _whole_rows(*(np.rint(counts * share).astype(np.int64) for counts in tables.use_counts()))
+    distinct, lookups = touched.sum(axis=1), looked_up.sum(axis=1)
+    return tables.with_(
+        rows=np.maximum(shards.rows, np.maximum(distinct, 1)),  # each bin's rows are rounded
+        pooling=lookups / tables.reference_batch,
+        distinct=distinct,
+        uses=touched / np.maximum(distinct, 1)[:, None],
+        accesses=looked_up / np.maximum(lookups, 1)[:, None],
+    )
+
+
+def _whole_rows(touched: np.ndarray, looked_up: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that can make these lookups, (S, 17) both: a part of a row is one that is used less."""
+    shard, bin_ = np.nonzero((looked_up > 0) & (looked_up < LOW))
+    part = looked_up[shard, bin_]
+    touched[shard, bin_] = looked_up[shard, bin_] = 0
+    np.add.at(touched, (shard, bin_of(part)), 1)
+    np.add.at(looked_up, (shard, bin_of(part)), part)
+    return np.clip(touched, -(-looked_up // HIGH), looked_up // LOW), looked_up
