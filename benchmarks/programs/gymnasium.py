@@ -1,0 +1,79 @@
+"""Gymnasium's own tests, on our ids in place of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import sys
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+from benchmarks.programs import Options, Row, run
+
+STANDINS = ("DLRM-10x2-Flat", "DLRM-10x2", "Mixed-10to59x4-Split-Flat")  # for the ids that tests/vector asks for
+ASKED = ("CartPole-v1", "FrozenLake-v1", "BipedalWalker-v3")
+
+
+class Count:
+    """Outcomes of a session of pytest."""
+
+    def __init__(self) -> None:
+        self.row: Row = {"passed": 0, "failed": 0, "skipped": 0, "failures": []}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count a test by its call, or by what kept it from one."""
+        if report.when == "call" or report.outcome != "passed":
+            self.row[report.outcome] += 1
+        if report.failed:
+            told = getattr(report.longrepr, "reprcrash", None)
+            message = str(told.message if told else report.longrepr).splitlines()[0]
+            self.row["failures"].append(f"{report.nodeid.rpartition('/')[2]}: {message[:200]}")
+
+
+def ours() -> list[Any]:
+    """Environments of all our ids that need no argument, without wrappers."""
+    made = []
+    for spec in list(gym.registry.values()):
+        if spec.id.startswith("ShardGym-"):
+            try:
+                made.append(spec.make(disable_env_checker=True).unwrapped)
+            except gym.error.MissingArgument:
+                print(f"{spec.id} needs arguments, as Gymnasium's tests let it", flush=True)
+    return made
+
+
+def prepare(source: Path) -> None:
+    """Copy the tests to this folder, and hand them our environments where they look for Gymnasium's."""
+    if not Path("tests").exists():
+        shutil.copytree(source / "tests", "tests")
+        sys.path.insert(0, str(Path.cwd()))
+        lists = import_module("tests.envs.utils")
+        lists.all_testing_initialised_envs[:] = ours()
+        lists.all_testing_env_specs[:] = [env.spec for env in lists.all_testing_initialised_envs]
+
+
+def tests(which: str, standin: str, options: Options) -> Row:
+    """Some of the tests, one of our ids in place of CartPole and the like."""
+    assert options.source
+    prepare(options.source)
+    before = {name: gym.registry[name] for name in ASKED}
+    if standin:
+        gym.registry.update({name: dataclasses.replace(gym.spec(standin), id=name) for name in ASKED})
+    count = Count()
+    try:
+        pytest.main(["-q", "-p", "no:cacheprovider", "--tb=no", which], plugins=[count])
+    finally:
+        gym.registry.update(before)
+    return count.row
+
+
+if __name__ == "__main__":
+    trials = {"tests/envs/test_envs.py, all ids": partial(tests, "tests/envs/test_envs.py", "")}
+    for name in STANDINS:
+        trials[f"tests/vector, {name} for CartPole"] = partial(tests, "tests/vector", f"ShardGym-{name}")
+    run(("pytest",), trials)

@@ -1,0 +1,72 @@
+"""Stable-Baselines3 and sb3-contrib: five algorithms by `make_vec_env`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from sb3_contrib import MaskablePPO, RecurrentPPO
+from stable_baselines3 import A2C, DQN, PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+
+from benchmarks.programs import ENV_ID, TABLES, Clock, Options, Row, run, trained
+
+LONGER = 5  # times the seconds, for PPO
+ON_POLICY = {"n_steps": 4 * TABLES, "batch_size": 8 * TABLES, "learning_rate": 1e-3, "gamma": 1.0}
+ALGORITHMS: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "PPO": (PPO, "MlpPolicy", ON_POLICY),
+    "A2C": (A2C, "MlpPolicy", {"n_steps": 20, "gamma": 1.0}),
+    "DQN": (
+        DQN,
+        "MlpPolicy",
+        {"gamma": 1.0, "learning_starts": 5_000, "train_freq": 1, "exploration_fraction": 0.1},
+    ),
+    "MaskablePPO": (MaskablePPO, "MlpPolicy", ON_POLICY),
+    "RecurrentPPO": (RecurrentPPO, "MlpLstmPolicy", {**ON_POLICY, "policy_kwargs": {"lstm_hidden_size": 64}}),
+}
+NUM_ENVS = 16
+
+
+class Until(BaseCallback):
+    """An end after so many seconds of CPU."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.clock, self.seconds = Clock(), seconds
+
+    def _on_step(self) -> bool:
+        return self.clock() < self.seconds
+
+
+def player(model: Any) -> Callable[[Any, np.ndarray], np.ndarray]:
+    """The policy's likeliest actions; recurrent policies remember their episodes."""
+    memory, starts = None, np.ones(1, bool)
+
+    def act(shown: np.ndarray, masks: np.ndarray) -> np.ndarray:
+        nonlocal memory, starts
+        if isinstance(model, MaskablePPO):
+            return model.predict(shown, action_masks=masks.astype(bool), deterministic=True)[0]
+        starts = np.ones(len(shown), bool) if memory is None else np.zeros(len(shown), bool)
+        action, memory = model.predict(shown, state=memory, episode_start=starts, deterministic=True)
+        return action
+
+    return act
+
+
+def train(name: str, options: Options) -> Row:
+    """One algorithm."""
+    algorithm, policy, settings = ALGORITHMS[name]
+    until = Until(options.seconds * (LONGER if name == "PPO" else 1))
+    model = algorithm(policy, make_vec_env(ENV_ID, NUM_ENVS, seed=0), seed=0, device="cpu", **settings)
+    model.learn(10_000_000, callback=until)
+    spent, told = until.clock(), ", ".join(f"{key}={value}" for key, value in settings.items())
+    return trained(model.num_timesteps, spent, player(model), f"n_envs={NUM_ENVS}, {told}")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    run(("stable-baselines3", "sb3-contrib"), {name: partial(train, name) for name in ALGORITHMS})
