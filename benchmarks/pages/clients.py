@@ -57,7 +57,7 @@ CLIENTS = {
     "rllib": Client("RLlib", ("ray[rllib]==2.60.0",)),
     "torchrl": Client("TorchRL", ("torchrl==0.14.1", "tensordict==0.15.3")),
     "tianshou": Client("Tianshou", ("tianshou==2.0.1",)),
-    "minari": Client("Minari", ("minari[hdf5,create]==0.5.4",)),
+    "minari": Client("Minari", ("minari[hdf5,create]==0.5.4", "pillow")),
     "pufferlib": Client("PufferLib", ("pufferlib==3.0.0",)),
 }
 

@@ -67,7 +67,7 @@ def mean_return(env_id: str, act: Act, **settings: Any) -> float:
 
 
 @cache
-def levels(env_id: str) -> tuple[float, float]:
+def levels(env_id: str, **settings: Any) -> tuple[float, float]:
     """Mean returns of random legal devices, and of cost-greedy."""
     rng = np.random.default_rng(0)
 
@@ -77,7 +77,8 @@ def levels(env_id: str) -> tuple[float, float]:
     def cheapest(shown: dict[str, np.ndarray], masks: np.ndarray) -> np.ndarray:
         return np.where(masks, shown["ahead"], np.inf).argmin(axis=1)
 
-    return mean_return(env_id, anywhere), mean_return(env_id, cheapest, observation="ahead", order="cost")
+    ahead = {"observation": "ahead", "order": "cost", **settings}
+    return mean_return(env_id, anywhere, **settings), mean_return(env_id, cheapest, **ahead)
 
 
 def run(packages: tuple[str, ...], trials: Mapping[str, Callable[[Options], Row]]) -> None:
@@ -100,7 +101,7 @@ def _row(name: str, trial: Callable[[Options], Row], options: Options) -> Row:
     except Exception as error:  # a client that does not work is a result
         traceback.print_exc()
         row = {"what": name, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
-    if "return" in row:
+    if "return" in row and "random" not in row:
         row["random"], row["greedy"] = levels(row["id"])
     print(json.dumps(row), flush=True)
     return row
