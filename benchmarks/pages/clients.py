@@ -4,7 +4,7 @@
 
 Makes an environment of the client's own (.venv-clients/NAME) with what it pins, runs `benchmarks/programs/NAME.py` in
 it, and puts what that finds beside what is kept of the other clients in benchmarks/results/clients.json and clients.md.
-Code that is on no package index is looked for in --source. Without a name it lists the clients.
+Code that is on no package index is looked for in --source.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks import pages
 from benchmarks.pages import Row
@@ -29,6 +30,8 @@ SCHEMA = "clients/1"
 ROOT = Path(__file__).parents[2]
 PLACE = ROOT / ".venv-clients"
 TORCH = "torch==2.13.0"  # first, so that nothing else decides its build
+TRAINING = ("client", "what", "id", "steps", "seconds", "steps/s", "return", "random", "cost-greedy", "x greedy")
+TESTS = ("client", "what", "passed", "failed", "skipped")
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
@@ -76,40 +79,113 @@ def python_of(name: str) -> Path:
     ):
         done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
         if done.returncode:
-            raise ClientFailed(f"{CLIENTS[name].about} cannot be installed: {_last_line(done.stderr)}")
+            errors = [line for line in done.stderr.splitlines() if line.lower().startswith("error")]
+            raise ClientFailed(f"pip: {' '.join(errors or ['failed'])}")
     write_whole(stamp, json.dumps(needs))
     return python
 
 
-def rows_of(name: str, limit: float, source: Path | None) -> list[Row]:
-    """What the client's program finds, run in a folder that is thrown away."""
-    client, program = CLIENTS[name], f"benchmarks.programs.{name}"
+def found_by(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Versions and rows of the client's program, run in a folder that is thrown away."""
+    client, source = CLIENTS[name], options.source
     if client.source and not (source and source.is_dir()):
-        raise ClientFailed(f"{client.about} are in no package: give --source FOLDER, a checkout of {client.source}")
-    python = python_of(name)
+        raise ClientFailed(f"{client.about} is in no package: give --source FOLDER, a checkout of {client.source}")
+    try:
+        python = python_of(name)
+    except ClientFailed as failed:  # a result like another
+        return {"versions": {}, "rows": [{"what": "installation", "error": str(failed)}]}
     with tempfile.TemporaryDirectory() as folder:
-        found = Path(folder) / "rows.json"
-        command: list[str | Path] = [python, "-m", program, "--seconds", str(limit), "--out", found]
-        command += ["--source", source.resolve()] if source else []
-        path = os.pathsep.join([str(ROOT), str(ROOT / "agents")])
-        done = subprocess.run(command, cwd=folder, env={**os.environ, **ONE_THREAD, "PYTHONPATH": path})
-        if done.returncode or not found.exists():
-            raise ClientFailed(f"the program of {client.about} ended with {done.returncode}: see above")
-        return list(read_json(found))
+        found = Path(folder) / "found.json"
+        given = ["--seconds", str(options.seconds), "--out", found, *(("--source", source.resolve()) if source else ())]
+        code = call(python, f"benchmarks.programs.{name}", given, folder)
+        if code or not found.exists():
+            raise ClientFailed(f"the program of {client.about} ended with {code}: see above")
+        return dict(read_json(found))
+
+
+def call(python: Path, program: str, arguments: Sequence[str | Path], folder: str | Path) -> int:
+    """The exit code of a program, with one thread and with the modules of this checkout."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "agents")])
+    environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": path}
+    return subprocess.run([python, "-m", program, *arguments], cwd=folder, env=environment).returncode
 
 
 def measure(options: argparse.Namespace) -> pages.Found:
-    """Rows of the client, beside those that are kept of others."""
-    name = options.name
-    if name not in CLIENTS:
-        raise UnknownName("client", name, CLIENTS)
+    """What the client's program finds, beside what is kept of others."""
+    if options.name not in CLIENTS:
+        raise UnknownName("client", options.name, CLIENTS)
     kept = options.out / "clients.json"
-    before = pages.kept_of(kept, SCHEMA)["clients"] if kept.exists() else {}
-    try:
-        rows = rows_of(name, options.seconds, options.source)
-    except ClientFailed as failed:
-        if "cannot be installed" not in str(failed):
-            raise
-        rows = [{"what": "install", "error": str(failed)}]
-    found = {**before, name: rows}
-    return {"clients": {each: found[each] for each in CLIENTS if each in found}}
+    found = pages.kept_of(kept, SCHEMA)["clients"] if kept.exists() else {}
+    found[options.name] = {"command": _command(options), **found_by(options.name, options)}
+    return {"clients": {name: found[name] for name in CLIENTS if name in found}}
+
+
+def _command(options: argparse.Namespace) -> str:
+    """The command, without the place where somebody keeps a checkout."""
+    source = " --source FOLDER" if options.source else ""
+    return f"python -m benchmarks.clients {options.name} --seconds {options.seconds:g}s{source}"
+
+
+def page(found: pages.Found) -> str:
+    """The page."""
+    clients: dict[str, dict[str, Any]] = found["clients"]
+    rows = [(name, row) for name, client in clients.items() for row in client["rows"]]
+    lines = [
+        "# Clients",
+        "",
+        "Other people's learners and tests, unchanged, each by `python -m benchmarks.clients NAME` in an environment",
+        "of its own, with one thread. Return: of the policy's likeliest actions on 100 episodes of test tasks, beside",
+        "random legal devices and cost-greedy on the same; x greedy: over cost-greedy's, so over 1 is slower. Seconds",
+        "and steps a second are of CPU time, training included; PPO of SB3 and CleanRL have more seconds than others.",
+        "",
+        *pages.table(("client", "versions", "command"), [_told(name, client) for name, client in clients.items()]),
+        "",
+        "## Training",
+        "",
+        *pages.table(TRAINING, [_training(name, row) for name, row in rows if "steps" in row]),
+        "",
+        *(f"- {CLIENTS[name].about}, {row['what']}: `{row['settings']}`" for name, row in rows if "steps" in row),
+        "",
+        "## Tests",
+        "",
+        *pages.table(TESTS, [_tests(name, row) for name, row in rows if "passed" in row]),
+        "",
+        *(f"- `{failure}`" for _, row in rows for failure in row.get("failures", ())),
+        "",
+        "## What does not work",
+        "",
+        *([f"- {CLIENTS[name].about}, {row['what']}: {row['error']}" for name, row in rows if "error" in row] or ["-"]),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _told(name: str, client: dict[str, Any]) -> tuple[str, str, str]:
+    versions = ", ".join(f"{package} {number}" for package, number in client["versions"].items())
+    return CLIENTS[name].about, versions, f"`{client['command']}`"
+
+
+def _training(name: str, row: Row) -> list[str]:
+    speed = f"{row['steps'] / row['seconds']:,.0f}" if row["seconds"] else ""
+    cells = [CLIENTS[name].about, row["what"], row["id"], f"{row['steps']:,}", f"{row['seconds']:.0f}", speed]
+    if "return" not in row:
+        return [*cells, "", "", "", ""]
+    returns = (row["return"], row["random"], row["greedy"])
+    return [*cells, *(f"{value:.4f}" for value in returns), f"{row['return'] / row['greedy']:.3f}"]
+
+
+def _tests(name: str, row: Row) -> list[str]:
+    return [CLIENTS[name].about, row["what"], *(f"{row[outcome]:,}" for outcome in ("passed", "failed", "skipped"))]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a client and write the page."""
+    made = pages.parser("clients", __doc__)
+    made.add_argument("name", nargs="?", default="", metavar="NAME", help=f"one of {', '.join(CLIENTS)}")
+    made.add_argument("--seconds", type=seconds, default=60.0, metavar="TIME", help="CPU time of a training: 20s, 5m")
+    made.add_argument("--source", type=Path, metavar="FOLDER", help="checkout of a client that is on no package index")
+    return pages.run(made, measure, page, arguments, schema=SCHEMA)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -202,8 +202,9 @@ def cloned(options: Options) -> Row:
         os.environ["MINARI_DATASETS_PATH"] = folder
         made, clock = build(SMALL), Clock()
         part = part_of(made, "auto")
-        act, (random, greedy) = clone(part["observations"], part["actions"], options.seconds), levels(
-            ENV_ID, reward=REWARD
+        act, (random, greedy) = (
+            clone(part["observations"], part["actions"], options.seconds),
+            levels(ENV_ID, reward=REWARD),
         )
         return {
             "id": ENV_ID,
