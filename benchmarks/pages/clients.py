@@ -1,4 +1,4 @@
-"""What other people's learners and tests make of the environments.
+"""Other people's learners and tests on our environments.
 
     python -m benchmarks.clients sb3 [--seconds 60] [--source FOLDER]
 
@@ -58,10 +58,9 @@ CLIENTS = {
     "rl_zoo3": Client("RL Baselines3 Zoo", ("rl-zoo3==2.9.2",)),
     "cleanrl": Client("CleanRL", ("tyro", "tensorboard"), source="CleanRL (its file `cleanrl/ppo.py`)"),
     "rllib": Client("RLlib", ("ray[rllib]==2.60.0",)),
-    "torchrl": Client("TorchRL", ("torchrl==0.14.1", "tensordict==0.15.3")),
-    "tianshou": Client("Tianshou", ("tianshou==2.0.1",)),
+    "torchrl": Client("TorchRL", ("torchrl==0.14.1",)),
+    "tianshou": Client("Tianshou", ("tianshou[eval]==2.0.1",)),
     "minari": Client("Minari", ("minari[hdf5,create]==0.5.4", "pillow")),
-    "pufferlib": Client("PufferLib", ("pufferlib==3.0.0",)),
 }
 
 
@@ -111,7 +110,7 @@ def call(python: Path, program: str, arguments: Sequence[str | Path], folder: st
 
 
 def measure(options: argparse.Namespace) -> pages.Found:
-    """What the client's program finds, beside what is kept of others."""
+    """Rows of the client's program, beside those that are kept of others."""
     if options.name not in CLIENTS:
         raise UnknownName("client", options.name, CLIENTS)
     kept = options.out / "clients.json"

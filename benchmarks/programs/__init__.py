@@ -32,7 +32,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Options:
-    """What the command was told."""
+    """Settings of the command."""
 
     seconds: float  # of CPU, for a training
     source: Path | None = None  # checkout of the client

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -153,7 +154,7 @@ def clone(observations: np.ndarray, actions: np.ndarray, seconds: float, seed: i
 
 
 def card(dataset: Any, seconds: float) -> str:
-    """What the data set holds and what cloning makes of it, as Markdown."""
+    """Contents of the data set and returns of its clones, as Markdown."""
     random, greedy = levels(ENV_ID, reward=REWARD)
     lines = [
         f"# {dataset.spec.dataset_id}",
@@ -202,14 +203,12 @@ def cloned(options: Options) -> Row:
         os.environ["MINARI_DATASETS_PATH"] = folder
         made, clock = build(SMALL), Clock()
         part = part_of(made, "auto")
-        act, (random, greedy) = (
-            clone(part["observations"], part["actions"], options.seconds),
-            levels(ENV_ID, reward=REWARD),
-        )
+        act = clone(part["observations"], part["actions"], options.seconds)
+        random, greedy = levels(ENV_ID, reward=REWARD)
         return {
             "id": ENV_ID,
             "settings": f"{len(part['actions']):,} steps of auto, reward={REWARD}",
-            "steps": int(made.total_steps),
+            "steps": len(part["actions"]),
             "seconds": round(clock(), 1),
             "return": mean_return(ENV_ID, act, reward=REWARD),
             "random": random,
@@ -217,18 +216,21 @@ def cloned(options: Options) -> Row:
         }
 
 
-def offline(arguments: Sequence[str] | None = None) -> None:
-    """The data set by a command."""
+def offline(arguments: Sequence[str]) -> None:
+    """The large data set and its card."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
-    os.environ["MINARI_DATASETS_PATH"] = str(options.folder)
+    os.environ["MINARI_DATASETS_PATH"] = str(options.out)
     text = card(build(options.steps), options.seconds)
-    (options.folder / DATASET / "README.md").write_text(text)
+    (options.out / DATASET / "README.md").write_text(text)
     print(text)
 
 
 if __name__ == "__main__":
-    run(("minari",), {"DataCollector": collected, "behaviour cloning": cloned})
+    if sys.argv[1:2] == ["offline"]:
+        offline(sys.argv[2:])
+    else:
+        run(("minari",), {"DataCollector": collected, "behaviour cloning": cloned})
