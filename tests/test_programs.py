@@ -114,6 +114,6 @@ def test_a_clone_does_what_it_was_shown():
     pytest.importorskip("torch")
     rng = np.random.default_rng(0)
     shown = rng.normal(size=(2_000, 4)).astype(np.float32)
-    act = minari.clone(shown, shown.argmax(axis=1), seconds=1.0)
+    act = minari.clone(shown, shown.argmax(axis=1), updates=300)
     assert (act(shown, np.ones((2_000, 4), np.int8)) == shown.argmax(axis=1)).mean() > 0.9
     assert (act(shown, np.eye(4, dtype=np.int8)[np.full(2_000, 2)]) == 2).all()

@@ -23,7 +23,7 @@ def make(options: argparse.Namespace) -> int:
     """The exit code of the program that makes it."""
     folder = options.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    given = ["offline", "--steps", str(options.steps), "--seconds", str(options.seconds), "--out", str(folder)]
+    given = ["offline", "--steps", str(options.steps), "--updates", str(options.updates), "--out", str(folder)]
     return clients.call(clients.python_of("minari"), "benchmarks.programs.minari", given, folder)
 
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     made = commands.parser("python -m benchmarks.offline", __doc__)
     made.add_argument("--steps", type=commands.count, default=1_000_000, help="of all policies together")
-    made.add_argument("--seconds", type=commands.seconds, default=60.0, metavar="TIME", help="of cloning each policy")
+    made.add_argument("--updates", type=commands.count, default=10_000, help="of cloning each policy")
     made.add_argument("--out", type=Path, default=Path("runs/minari"), metavar="DIR", help="folder of data sets")
     return commands.run(made, make, arguments)
 
