@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,7 +151,7 @@ def page(found: pages.Found) -> str:
         "",
         *pages.table(TESTS, [_tests(name, row) for name, row in rows if "passed" in row]),
         "",
-        *(f"- `{failure}`" for _, row in rows for failure in row.get("failures", ())),
+        *(f"- {count} x {failure}" for _, row in rows for failure, count in _failures(row).items()),
         "",
         "## What does not work",
         "",
@@ -175,6 +177,11 @@ def _training(name: str, row: Row) -> list[str]:
 
 def _tests(name: str, row: Row) -> list[str]:
     return [CLIENTS[name].about, row["what"], *(f"{row[outcome]:,}" for outcome in ("passed", "failed", "skipped"))]
+
+
+def _failures(row: Row) -> Counter[str]:
+    """How often each test failed with each message, over its parameters."""
+    return Counter(re.sub(r"\[.*?\]:", ":", failure, count=1) for failure in row.get("failures", ()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

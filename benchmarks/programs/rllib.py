@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,12 @@ PPO = {"train_batch_size_per_learner": BATCH, "minibatch_size": 8 * TABLES, "num
 IMPALA = {"train_batch_size_per_learner": 8 * TABLES, "lr": 1e-3, "gamma": 1.0, "entropy_coeff": 0.01}
 
 
-def train(config: Any, settings: dict[str, Any], vectorize: str, options: Options) -> Row:
+def train(config: Any, settings: dict[str, Any], vectorize: str, reward: str, options: Options) -> Row:
     """One algorithm in this process, with the environments that RLlib makes of the id."""
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False)
     try:
         algorithm = (
-            config.environment(f"shard_gym:{ENV_ID}")
+            config.environment(f"shard_gym:{ENV_ID}", env_config={"reward": reward})
             .env_runners(
                 num_env_runners=0,
                 num_envs_per_env_runner=NUM_ENVS,
@@ -46,7 +47,7 @@ def train(config: Any, settings: dict[str, Any], vectorize: str, options: Option
             return logits.argmax(dim=1).numpy()
 
         told = ", ".join(f"{name}={value}" for name, value in settings.items())
-        row = trained(steps, spent, act, f"{NUM_ENVS} environments, {vectorize}, {told}")
+        row = trained(steps, spent, act, f"{NUM_ENVS} environments, {vectorize}, reward={reward}, {told}")
         algorithm.stop()
         return row
     finally:
@@ -56,14 +57,14 @@ def train(config: Any, settings: dict[str, Any], vectorize: str, options: Option
 if __name__ == "__main__":
     torch.set_num_threads(1)
     trials = {
-        "PPO": (PPOConfig, PPO, "sync"),
-        "PPO, vector mode": (PPOConfig, PPO, "vector_entry_point"),
-        "IMPALA": (IMPALAConfig, IMPALA, "sync"),
+        "PPO": (PPOConfig, PPO, "sync", "latency"),
+        "PPO, vector mode": (PPOConfig, PPO, "vector_entry_point", "latency"),
+        "IMPALA": (IMPALAConfig, IMPALA, "sync", "dense"),
     }
-    run(
-        ("ray",),
-        {
-            name: lambda options, made=made, settings=settings, mode=mode: train(made(), settings, mode, options)
-            for name, (made, settings, mode) in trials.items()
-        },
-    )
+
+    def trial(name: str, options: Options) -> Row:
+        """One of them."""
+        config, settings, vectorize, reward = trials[name]
+        return train(config(), settings, vectorize, reward, options)
+
+    run(("ray",), {name: partial(trial, name) for name in trials})
