@@ -37,7 +37,13 @@ ALGORITHMS: dict[str, tuple[Any, str, dict[str, Any], dict[str, Any]]] = {  # po
         },
     ),
     "MaskablePPO": (MaskablePPO, "MlpPolicy", {}, ON_POLICY),
-    "RecurrentPPO": (RecurrentPPO, "MlpLstmPolicy", {}, {**ON_POLICY, "policy_kwargs": {"lstm_hidden_size": 64}}),
+    "RecurrentPPO": (
+        RecurrentPPO,
+        "MlpLstmPolicy",
+        DENSE,
+        {"n_steps": TABLES, "batch_size": 4 * TABLES, "n_epochs": 4, "learning_rate": 2e-3, "gamma": 1.0}
+        | {"policy_kwargs": {"lstm_hidden_size": 32}},
+    ),
 }
 NUM_ENVS = 16
 
