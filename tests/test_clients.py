@@ -1,6 +1,7 @@
 """Other people's code on our environments: gymnasium's wrappers, and the learners of `examples`."""
 
 import importlib.util
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import flatten_space
+from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import FlattenObservation, RecordEpisodeStatistics
 from gymnasium.wrappers import vector as many
@@ -93,6 +95,16 @@ def test_a_task_is_replayed_through_wrappers(name):
     task = suites.get(env_id).tasks("test")[1]
     env = RecordEpisodeStatistics(FlattenObservation(gym.make(env_id, observation="full", info="full")))
     assert play_where_it_fits(env, options={"task": task})[1]["task"] == task.hash
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_pickled_episode_goes_on_where_it_was(name):
+    env = gym.make(f"ShardGym-{name}-Flat")
+    env.reset(seed=3)
+    env.step(1)
+    again = pickle.loads(pickle.dumps(env))
+    assert data_equivalence(env.step(0), again.step(0), exact=True)
+    assert data_equivalence(env.reset(), again.reset(), exact=True)
 
 
 def test_cleanrl_ppo_as_a_command():

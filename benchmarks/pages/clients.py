@@ -25,6 +25,7 @@ from typing import Any
 from benchmarks import pages
 from benchmarks.pages import Row
 from shard_gym.errors import ShardGymError, UnknownName
+from shard_gym.measuring.host import hardware
 from shard_gym.records.commands import seconds
 from shard_gym.records.files import read_json, write_whole
 
@@ -115,9 +116,10 @@ def measure(options: argparse.Namespace) -> pages.Found:
     """Rows of the client's program, beside those that are kept of others."""
     if options.name not in CLIENTS:
         raise UnknownName("client", options.name, CLIENTS)
+    about = {"command": _command(options), "machine": hardware("cpu")["device"]}
+    row = {**about, **found_by(options.name, options)}
     kept = options.out / "clients.json"
-    found = pages.kept_of(kept, SCHEMA)["clients"] if kept.exists() else {}
-    found[options.name] = {"command": _command(options), **found_by(options.name, options)}
+    found = {**(pages.kept_of(kept, SCHEMA)["clients"] if kept.exists() else {}), options.name: row}
     return {"clients": {name: found[name] for name in CLIENTS if name in found}}
 
 
@@ -139,7 +141,9 @@ def page(found: pages.Found) -> str:
         "random legal devices and cost-greedy on the same; x greedy: over cost-greedy's, so over 1 is slower. Seconds",
         "and steps a second are of CPU time, training included; PPO of SB3 and CleanRL have more seconds than others.",
         "",
-        *pages.table(("client", "versions", "command"), [_told(name, client) for name, client in clients.items()]),
+        *pages.table(
+            ("client", "versions", "machine", "command"), [_told(name, client) for name, client in clients.items()]
+        ),
         "",
         "## Training",
         "",
@@ -148,6 +152,8 @@ def page(found: pages.Found) -> str:
         *(f"- {CLIENTS[name].about}, {row['what']}: `{row['settings']}`" for name, row in rows if "steps" in row),
         "",
         "## Tests",
+        "",
+        "What fails asks CartPole for its gravity, or takes keys of infos for dicts: true where infos are empty.",
         "",
         *pages.table(TESTS, [_tests(name, row) for name, row in rows if "passed" in row]),
         "",
@@ -161,9 +167,9 @@ def page(found: pages.Found) -> str:
     return "\n".join(lines)
 
 
-def _told(name: str, client: dict[str, Any]) -> tuple[str, str, str]:
+def _told(name: str, client: dict[str, Any]) -> tuple[str, ...]:
     versions = ", ".join(f"{package} {number}" for package, number in client["versions"].items())
-    return CLIENTS[name].about, versions, f"`{client['command']}`"
+    return CLIENTS[name].about, versions, client["machine"], f"`{client['command']}`"
 
 
 def _training(name: str, row: Row) -> list[str]:
@@ -180,7 +186,7 @@ def _tests(name: str, row: Row) -> list[str]:
 
 
 def _failures(row: Row) -> Counter[str]:
-    """How often each test failed with each message, over its parameters."""
+    """Count of each failed test and message, over the parameters of the test."""
     return Counter(re.sub(r"\[.*?\]:", ":", failure, count=1) for failure in row.get("failures", ()))
 
 
