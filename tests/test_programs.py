@@ -12,6 +12,7 @@ import pytest
 from benchmarks import RESULTS, clients, programs
 from benchmarks.programs import minari
 from shard_gym.envs.observations import STATE
+from shard_gym.measuring.host import hardware
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ROOT / "benchmarks" / "programs"
@@ -36,7 +37,11 @@ def test_rows_of_a_client_join_those_of_others(tmp_path, monkeypatch, capsys):
     for name in ("sb3", "gymnasium"):
         assert clients.main([name, "--seconds", "1s", "--out", str(tmp_path)]) == 0
     text = (tmp_path / "clients.md").read_text()
-    assert "| Gymnasium's own tests | torch 2 | `python -m benchmarks.clients gymnasium --seconds 1s` |" in text
+    machine = hardware("cpu")["device"]
+    assert (
+        f"| Gymnasium's own tests | torch 2 | {machine} | `python -m benchmarks.clients gymnasium --seconds 1s` |"
+        in text
+    )
     assert "- Stable-Baselines3, PPO: ValueError: no" in text
     assert list(json.loads((tmp_path / "clients.json").read_text())["clients"]) == ["gymnasium", "sb3"]
     capsys.readouterr()
