@@ -120,7 +120,7 @@ def measure(options: argparse.Namespace) -> pages.Found:
     row = {**about, **found_by(options.name, options)}
     kept = options.out / "clients.json"
     found = {**(pages.kept_of(kept, SCHEMA)["clients"] if kept.exists() else {}), options.name: row}
-    return {"clients": {name: found[name] for name in CLIENTS if name in found}}
+    return {"command": about["command"], "clients": {name: found[name] for name in CLIENTS if name in found}}
 
 
 def _command(options: argparse.Namespace) -> str:
