@@ -18,7 +18,8 @@ from shard_gym.envs.episodes import task_index
 from shard_gym.errors import InvalidTask, UnknownName
 from shard_gym.flexshard import NAMES
 from shard_gym.flexshard.curves import zipf_mandelbrot
-from shard_gym.flexshard.network import BATCH, MODELS, fitted_curve, network
+from shard_gym.flexshard.models import MODELS, fitted_curve
+from shard_gym.flexshard.network import BATCH, network
 from shard_gym.flexshard.tiers import TIERS, RowTask, SequenceTable, merged
 
 COUNTS = {"train": 90, "val": 10, "test": 50}  # tasks of each split
