@@ -27,7 +27,7 @@ class Times:
     ar_cross: float = 0.0
 
     def added(self, overlap: str = "none") -> float:
-        """Those that nothing hides, one after the other."""
+        """Sum of the times that nothing hides."""
         return sum(getattr(self, name) for name in COLLECTIVES if name not in OVERLAPS[overlap])
 
 
