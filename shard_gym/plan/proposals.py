@@ -11,11 +11,11 @@ from dataclasses import replace
 import numpy as np
 
 from shard_gym.errors import InfeasibleTask
-from shard_gym.memory.usage import device_bytes, piece_bytes, table_bytes
+from shard_gym.memory.usage import piece_bytes, table_bytes
 from shard_gym.plan.feasibility import first_fit_decreasing, quick
 from shard_gym.plan.nodes import MOST_HALVINGS, halvings
 from shard_gym.plan.plan import Plan
-from shard_gym.plan.violations import violations
+from shard_gym.plan.violations import plan_bytes, violations
 from shard_gym.tables.pool import GB
 from shard_gym.task.task import Constraints, Task
 
@@ -135,7 +135,7 @@ def _with_memory(task: Task) -> Iterator[str]:
     for slack in SLACK:
         memory = tuple(np.ceil(capacity * (least * slack)).astype(np.int64).tolist())
         if plan := simple_plan(replace(task, memory=memory)):
-            used = device_bytes(task.split(plan.splits), np.array(plan.device))
+            used, _ = plan_bytes(task, plan)
             over = np.flatnonzero(used > capacity)
             if len(set(task.memory)) == 1:
                 yield f"memory: {_gib(used.max())} a device are enough, now {_gib(capacity[0])}"

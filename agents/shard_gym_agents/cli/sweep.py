@@ -6,11 +6,9 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from shard_gym.errors import InfeasibleTask
-from shard_gym.memory.usage import device_bytes
 from shard_gym.plan.plan import Plan
+from shard_gym.plan.violations import plan_bytes
 from shard_gym.records import commands
 from shard_gym.results.evaluate import score
 from shard_gym.simulators import Simulator
@@ -75,7 +73,7 @@ def _row(swept: Swept, priced: bool) -> list[str]:
     if plan is None or makespan is None:
         cells += ["", "NO PLAN"]
     else:
-        used = device_bytes(task.split(plan.splits), np.array(plan.device))
+        used, _ = plan_bytes(task, plan)
         cells += [f"{used.max() / GB:.2f}", f"{makespan:.3f}"]
     if priced:
         price = machine.price
