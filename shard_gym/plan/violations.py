@@ -65,7 +65,7 @@ def rooms(task: Task) -> tuple[np.ndarray, np.ndarray]:
 def over_memory(task: Task, needed: tuple[np.ndarray, np.ndarray]) -> list[str]:
     """Devices that need more bytes, of their memory and of their host's, than they have room for, in words."""
     found = []
-    for name, used, room in zip(("", " of its host's"), needed, rooms(task), strict=True):
+    for name, used, room in zip(("", " of its host's memory"), needed, rooms(task), strict=True):
         for d in np.flatnonzero(used > room).tolist():
             found.append(f"device {d} needs {used[d]:,} bytes{name} of {room[d]:,} ({used[d] - room[d]:,} too many)")
     return found
