@@ -275,7 +275,7 @@ class Limits:
             lines.append(f"{limit:22} {needed / GB:12.3f} {has / GB:12.3f} {told:>20}")
         lines.append(f"largest table: {self.largest_table}")
         least = f"{self.least_bytes:,} bytes"
-        lines.append(f"without splits, the largest of devices in these proportions needs at least {least}")
+        lines.append(f"for whole tables, the largest of devices in these proportions needs at least {least}")
         lines += [f"constraints: {', '.join(self.constraints)}"] if self.constraints else []
         lines += [f"what helps: {said}" for said in self.proposals]
         return "\n".join(lines)
