@@ -86,7 +86,7 @@ def keep_best(path: Path, judge: str, offered: Iterable[tuple[str, Entry]]) -> i
 
 
 def packed(plan: Plan) -> Entry:
-    """A plan in few bytes: devices in base 36, after how many digits each takes; a line a piece where kinds are mixed."""
+    """A plan in few bytes: devices in base 36, after how many digits each takes; of other kinds, a word a piece."""
     splits = {"splits": list(plan.splits)} if plan.splits else {}
     if not plan.table_wise:
         columns = zip(plan.kind, plan.devices, plan.residence, plan.share, strict=True)
