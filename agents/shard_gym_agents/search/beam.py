@@ -15,7 +15,6 @@ from typing import ClassVar
 import numpy as np
 
 from shard_gym.errors import InvalidTask
-from shard_gym.plan.forms import beyond_columns
 from shard_gym.plan.plan import Plan
 from shard_gym.simulators import Simulator
 from shard_gym.task.task import Task
@@ -135,8 +134,6 @@ class NeuroShard:
             raise InvalidTask(f"neuroshard needs beams, candidates and limits >= 1 and splits >= 0, got {self}")
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
-        if not beyond_columns(task):
-            return self._planned(task, planner)
         with others_named(task):
             return self._planned(of_columns(task, "neuroshard"), planner)
 

@@ -133,7 +133,9 @@ class Search:
         if makespan >= self.makespan * (1 - 1e-12):
             return False
         self.makespan, self.chosen = makespan, dict(board.chosen)
-        return self.progress is not None and bool(self.progress(makespan, self.budget.spent_seconds))
+        if self.progress is not None and self.progress(makespan, self.budget.spent_seconds):
+            self.budget.stopped = True
+        return self.budget.stopped
 
     def run(self, board: Board, rng: np.random.Generator) -> None:
         """Search from a board until the budget is spent; with progress, Ctrl-C ends it as well."""
@@ -148,6 +150,7 @@ class Search:
         except KeyboardInterrupt:
             if self.progress is None or not self.chosen:
                 raise
+            self.budget.stopped = True
 
     def _improve(self, board: Board, rng: np.random.Generator, share: float) -> bool:
         """Take out some tables and put them back, again and again, until a share of the budget is spent; True: stop."""

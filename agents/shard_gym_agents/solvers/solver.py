@@ -43,6 +43,8 @@ def no_luck(what: str) -> InfeasibleTask:
 
 def of_columns(task: Task, solver: str) -> Task:
     """The task as one of whole tables and their columns, for a solver that knows no other kinds of sharding."""
+    if not beyond_columns(task):
+        return task
     c = task.constraints
     kinds = [task.kinds_of(table) for table in range(task.num_tables)]
     if "hbm" not in task.residences:
