@@ -1,8 +1,8 @@
 """Tasks of all kinds of sharding, drawn: a few tables larger than a device, and 60 to 90 % of all memory filled.
 
-Tables are looked up as MetaSyn's are, whose statistics are published: 16 ids a sample on average, 88 and more in one of a
-hundred. They have 1,000 to 20 million rows, evenly on a scale of logarithms, and 4 to 512 columns. Memory is what is
-left when TorchRec's planner has counted weights, the optimizer's state, and the input and output of a batch.
+Tables are looked up as MetaSyn's are, whose statistics are published: 16 ids a sample on average, 88 and more in one of
+a hundred. They have 1,000 to 20 million rows, evenly on a scale of logarithms, and 4 to 512 columns. Memory is filled
+as TorchRec's planner counts it: weights, the optimizer's state, and the input and output of a batch.
 """
 
 from __future__ import annotations
