@@ -110,7 +110,8 @@ class Forms:
     @cached_property
     def column(self) -> np.ndarray:
         """The column of `vector` and `size` that each choice puts on each device, (4, K)."""
-        return np.array([[0], [1], [1 + self.task.devices_per_host], [self.vector.shape[1] - 1]]) + self.block
+        host = self.task.devices_per_host
+        return np.array([[0], [1], [1 + host], [1 + host + self.task.num_devices]]) + self.block
 
     @cached_property
     def _columns(self) -> np.ndarray:
@@ -125,7 +126,7 @@ class Forms:
 
     @cached_property
     def vector(self) -> np.ndarray:
-        """What each column adds to its device's sum, (R, C, H); large where there are many devices."""
+        """Vectors that columns add to their device's sum, (R, C, H); large where there are many devices."""
         return self.part_vector[self._columns]
 
     def loads(self, rates: np.ndarray) -> np.ndarray:
