@@ -21,7 +21,7 @@ from shard_gym.envs.vector.ends import (
     before_ends,
     end_rewards,
     judged,
-    objects,
+    last_told,
     spread_out,
     told_where,
 )
@@ -191,8 +191,7 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
             return numbers | told
         last, masks = self._view.final(ends.envs, ends.cost), self._states.final_masks(len(ends.envs))
         told |= told_where({"action_mask": spread_out(masks, ends.envs, n), **numbers}, over)
-        final_obs = spread_out(objects(each(last)), ends.envs, n)
-        return told_where({"final_obs": final_obs, "final_info": told}, over)
+        return last_told(each(last), told, ends.envs, over)
 
     def _begin(self, envs: np.ndarray, slot: int | None = None) -> None:
         """New episodes, of the task in a slot if there is one."""

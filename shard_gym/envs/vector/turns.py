@@ -1,4 +1,4 @@
-"""What all environments that are stepped together share: seeds, ends, attributes, and what they refuse."""
+"""Seeds, ends and attributes of environments that are stepped together, and the input that they refuse."""
 
 from __future__ import annotations
 
