@@ -105,7 +105,7 @@ class FlexEnv(gym.Env[np.ndarray, np.int64]):
         return None if self.render_mode is None else self.draw(self._started(), 0)
 
     def draw(self, states: States, i: int) -> str | np.ndarray:
-        """What `render` shows of the i-th of some states."""
+        """Text or picture of the i-th of some states, as `render` shows it."""
         if self.render_mode == "ansi":
             return letters(states.tiers(i))
         return picture(states.tiers(i), *states.shares(i))

@@ -96,7 +96,7 @@ class FlexVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         return self._states.masks().astype(bool)
 
     def render(self) -> tuple[Any, ...] | None:
-        """What `FlexEnv.render` shows of each environment."""
+        """Text or pictures of each environment, as `FlexEnv.render` shows them."""
         if self.render_mode is None:
             return None
         self._turns.check_started()
