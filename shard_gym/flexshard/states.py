@@ -44,7 +44,7 @@ class Sums:
 
 
 class Ends(NamedTuple):
-    """How episodes ended, (c,) each."""
+    """Rewards and numbers of episodes that are over, (c,) each."""
 
     reward: np.ndarray
     comm_ms: np.ndarray
