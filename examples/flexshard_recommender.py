@@ -95,7 +95,14 @@ def train(split: bool = False) -> tuple[list[float], float, TieredModel]:
     """Mean losses, bytes of the history that this process kept and had in flight, and plans; `split`: all RW."""
     model, counts = Recommender(), counted()
     planned = plan_tiers(
-        model, least_memory(counts), counts, NETWORK, RANKS * SAMPLES, copies=1.0, pooling={"user": 1.0}, device="cpu"
+        model,
+        least_memory(counts),
+        counts,
+        NETWORK,
+        copies=1.0,
+        device="cpu",
+        batch=RANKS * SAMPLES,
+        pooling={"user": 1.0},
     )
     if split:
         planned = planned._replace(tiers=TieredPlan.uniform(planned.rows, "rw"))

@@ -77,7 +77,7 @@ def test_what_does_not_go_together_is_refused():
     with pytest.raises(InvalidTask, match="a multiple of 2, got 3"):
         from shard_gym_agents.tiered import plan_tiers
 
-        plan_tiers(model(), 1, counts(), ON, 3)
+        plan_tiers(model(), 1, counts(), ON, batch=3)
     found = plan(model(pooled=False), memory_gb=1, counts=counts())
     with pytest.raises(InvalidPlan, match="no sequence table 'item'"):
         found.place(model()["who"])

@@ -64,12 +64,11 @@ class TieredModel(NamedTuple):
             tables[table.name] = tiered
 
 
-def plan_tiers(  # noqa: PLR0913  # a model, its GPUs and how it is trained
+def plan_tiers(  # a model, its GPUs and how it is trained
     model: nn.Module,
     memory_gb: float,
     counts: Mapping[str, RowCounter],
     network: Network,
-    batch: int,
     *,
     copies: float = COPIES,
     simulator: str | simulators.Simulator = simulators.DEFAULT,
@@ -78,13 +77,13 @@ def plan_tiers(  # noqa: PLR0913  # a model, its GPUs and how it is trained
 ) -> TieredModel:
     """Plan an unsharded model for the GPUs of a network, each with so much memory left for tables.
 
-    `counts` say how often rows of each sequence table are looked up, `batch` is that of all GPUs. Pooled tables are
+    `counts` say how often rows of each sequence table are looked up, `batch=` is that of all GPUs. Pooled tables are
     planned in the memory that the tiers leave, for the shortest step of both; `settings` are those of
     `task_of_module`, for them. In a process group every rank calls it, rank 0 plans, and all of them get its plan.
     """
     collections, gpus = collections_of(model), network.gpus
-    if batch % gpus:
-        raise InvalidTask(f"batch is that of all GPUs, a multiple of {gpus}, got {batch}")
+    if (batch := settings.get("batch", 0)) < 1 or batch % gpus:
+        raise InvalidTask(f"batch= is that of all GPUs, a multiple of {gpus}, got {batch}")
     tables = tuple(_sequence_tables(collections, counts))
     rows = RowTask(tables, network, batch // gpus, copies=copies)
     order = {table.name: counts[table.name].order(table.curve.num_rows) for table in tables}
@@ -92,7 +91,7 @@ def plan_tiers(  # noqa: PLR0913  # a model, its GPUs and how it is trained
     if not pooled:
         return TieredModel(rows, Frontier(rows).best(budget_bytes=memory_gb * GB), order, None, None, None)
     part = _parts(pooled)
-    task = task_of_module(part, gpus, memory_gb, batch=batch, **settings)
+    task = task_of_module(part, gpus, memory_gb, **settings)
     planner = simulators.make(simulator) if isinstance(simulator, str) else simulator
     found = of_first_rank(lambda: plan_together(task, rows, planner))
     task = replace(task, memory=tuple(int(m - found.tiers_bytes) for m in task.memory))
