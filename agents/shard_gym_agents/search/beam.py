@@ -22,7 +22,7 @@ from shard_gym_agents.search.greedy import LIMITS, Found, best_under_limits, in_
 from shard_gym_agents.search.local_search import descend, search
 from shard_gym_agents.search.repair import feasible
 from shard_gym_agents.search.state import Board, Budget, Costs, State
-from shard_gym_agents.solvers.solver import Progress, require_fast, task_rng
+from shard_gym_agents.solvers.solver import Progress, of_columns, others_named, require_fast, task_rng
 
 BEAM_SHARE = 0.5  # of the budget; the rest is for local search from the best state
 PATIENCE = 3  # levels without a better placement before the beam gives up
@@ -116,7 +116,7 @@ class NeuroShard:
     """Beam search over splits; without splits it is the greedy under each limit.
 
     Departures: a table comes in at most 8 pieces, where every limit runs into a dead end none is set, and a plan in use
-    is a start as well. A budget is for whoever wants one.
+    is a start as well. A budget is for whoever wants one. Of the kinds of sharding it knows tw and cw.
     """
 
     track: ClassVar[str] = "search"
@@ -134,6 +134,10 @@ class NeuroShard:
             raise InvalidTask(f"neuroshard needs beams, candidates and limits >= 1 and splits >= 0, got {self}")
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
+        with others_named(task):
+            return self._planned(of_columns(task, "neuroshard"), planner)
+
+    def _planned(self, task: Task, planner: Simulator) -> Plan:
         budget = Budget(self.budget or math.inf, self.calls)
         board = Board(task, Costs(task, require_fast(planner)), splits=True)
         best = None

@@ -24,6 +24,7 @@ from shard_gym.simulators import FastSimulator
 from shard_gym.task.task import Task
 from shard_gym_agents.search.choices import Choices, Option
 from shard_gym_agents.search.kinds_board import LIFT, Board
+from shard_gym_agents.search.kinds_swaps import even_out
 from shard_gym_agents.search.state import Budget, Costs
 from shard_gym_agents.solvers.solver import Progress, require_number, task_rng
 
@@ -133,7 +134,9 @@ class Search:
         if makespan >= self.makespan * (1 - 1e-12):
             return False
         self.makespan, self.chosen = makespan, dict(board.chosen)
-        return self.progress is not None and bool(self.progress(makespan, self.budget.spent_seconds))
+        if self.progress is not None and self.progress(makespan, self.budget.spent_seconds):
+            self.budget.stopped = True
+        return self.budget.stopped
 
     def run(self, board: Board, rng: np.random.Generator) -> None:
         """Search from a board until the budget is spent; with progress, Ctrl-C ends it as well."""
@@ -148,6 +151,7 @@ class Search:
         except KeyboardInterrupt:
             if self.progress is None or not self.chosen:
                 raise
+            self.budget.stopped = True
 
     def _improve(self, board: Board, rng: np.random.Generator, share: float) -> bool:
         """Take out some tables and put them back, again and again, until a share of the budget is spent; True: stop."""
@@ -160,6 +164,8 @@ class Search:
             lost = self._changed(board, missing, rng, heat * float(rng.exponential()))
             if lost is not None:
                 missing = lost
+                if not missing and board.ask is None:
+                    even_out(board, rng)
                 if self.seen(board):
                     return True
                 gap = self._narrow(board, gap)
@@ -267,19 +273,24 @@ def random_plan(task: Task, rng: np.random.Generator, tries: int = 100) -> Plan:
     if why := disproof(task):
         raise InfeasibleTask(why)
     choices = Choices(task, lambda shards: np.zeros((len(shards.rows), 1)))
-    loads, k = choices.loads(np.zeros((task.num_devices, 1))), task.num_devices
     for _ in range(tries):
-        board = Board(choices, loads, np.zeros(k), np.zeros(2), 1.0)
-        for item in rng.permutation(choices.items).tolist():
-            if (option := board.any(item, rng)) is None:
-                break
-            board.put(item, option)
-        else:
-            return choices.plan(board.chosen)
+        if chosen := random_options(choices, rng):
+            return choices.plan(chosen)
     plan = evenly(task)
     if plan is None or violations(task, plan):
         raise InfeasibleTask("random options find no plan, which does not prove that there is none")
     return plan
+
+
+def random_options(choices: Choices, rng: np.random.Generator) -> dict[int, Option]:
+    """Random options that have room, items in random order; none where that leads nowhere."""
+    k, width = choices.task.num_devices, choices.forms.vector.shape[2]
+    board = Board(choices, choices.loads(np.zeros((k, width))), np.zeros(k), np.zeros(2), 1.0)
+    for item in rng.permutation(choices.items).tolist():
+        if (option := board.any(item, rng)) is None:
+            return {}
+        board.put(item, option)
+    return board.chosen
 
 
 def _found(search: Search) -> Search:
