@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from shard_gym.errors import InvalidTask
-from shard_gym.memory.shards import STATES, Shards
+from shard_gym.memory.shards import STATES
 from shard_gym.memory.usage import optimizer_bytes
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.shards import shards
@@ -121,10 +121,10 @@ def moved_bytes(task: Task) -> np.ndarray:
     return weights if task.accounting == "weights" else weights + optimizer_bytes(task)
 
 
-def moved_bytes_of(task: Task, shards: Shards) -> np.ndarray:
-    """The `moved_bytes` of each shard, (S,) int64."""
+def moved_bytes_of(task: Task, table: np.ndarray, rows: np.ndarray, dim: np.ndarray) -> np.ndarray:
+    """The `moved_bytes` of shards of tables, (S,) int64, by their rows and columns."""
     a_row, a_weight = (0, 0) if task.accounting == "weights" else STATES[task.optimizer]
-    return (shards.rows * (a_row + (shards.of.element_bytes + a_weight) * shards.dim)).astype(np.int64)
+    return (rows * (a_row + (task.tables.element_bytes[table] + a_weight) * dim)).astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +163,7 @@ def _overlaps(task: Task, old: Plan, new: Plan) -> _Overlaps:
     begins = np.append(True, (key[1:] != key[:-1]).any(axis=1) | (first[1:] != last[:-1]))[: len(b)]
     b, source, top, end, first = (values[begins] for values in (b, was.device[a], top, end, first))
     last = last[np.append(begins[1:], True)[: len(begins)]]
-    a_column = moved_bytes_of(task, now) / now.dim
+    a_column = moved_bytes_of(task, now.table, now.rows, now.dim) / now.dim
     size = np.rint((last - first) * a_column[b] * ((end - top) / now.rows[b])).astype(np.int64)
     table, target = now.table[b], now.device[b]
     parts = _Overlaps(table, first, last, size, source, target, top, end)
