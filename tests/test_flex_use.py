@@ -39,6 +39,12 @@ def test_the_command_plans_reports_and_keeps(method, tmp_path, capsys):
     assert "all RW takes" in text
 
 
+def test_the_command_tells_what_other_work_hides(capsys):
+    assert main(["--table", TABLE, "--overlap", "paper"]) == 0
+    told = capsys.readouterr().out
+    assert "a2a_intra and ar_cross hidden by other work" in told and "Flex 64.6%" in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [

@@ -21,6 +21,7 @@ from shard_gym.plan.feasibility import first_fit_decreasing
 from shard_gym.plan.random_plans import random_placements
 from shard_gym.records import commands
 from shard_gym.records.files import write_whole
+from shard_gym.simulators.base import plan_latency
 from shard_gym.tables.metasyn import load_metasyn, metasyn, pack
 from shard_gym.tables.pool import GB, TablePool
 from shard_gym.task.suites import MEAN_LOAD, PADDING, SPLITS, SUITES, Suite
@@ -201,7 +202,7 @@ def _bound_by_one(task: Task, planner: simulators.Simulator) -> bool:
         plan = make("cost-greedy")(task, planner)
     except InfeasibleTask:  # memory binds
         return False
-    makespan = planner.latency(task, np.array(plan.device)).makespan(task.objective)
+    makespan = plan_latency(planner, task, plan).makespan(task.objective)
     return bool(simulators.single_costs(planner, task).max() >= 0.95 * makespan)
 
 

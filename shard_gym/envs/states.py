@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from shard_gym.envs.episodes import Episode
+from shard_gym.memory.usage import overshoot
 from shard_gym.plan.placing import one
 from shard_gym.plan.plan import Plan
 from shard_gym.simulators import Latency
@@ -34,13 +33,13 @@ class State:
         self.actions: list[int] = []  # what was done with it
         self.halved = 0  # steps that halved a piece
 
-    @classmethod
-    def replayed(cls, episode: Episode, actions: Iterable[int]) -> State:
-        """The state that these actions lead to."""
-        state = cls(episode)
-        for action in actions:
-            state.place(action)
-        return state
+    @property
+    def excess(self) -> float:
+        """max_k (used_k - capacity_k) / capacity_k if positive, else 0."""
+        if self.placing.least >= 0:
+            return 0.0
+        task = self.episode.prepared.task
+        return float(overshoot(task, task.capacity - self.free))
 
     @property
     def free(self) -> np.ndarray:

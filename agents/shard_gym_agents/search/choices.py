@@ -64,6 +64,7 @@ class Choices:
         self.size = self.forms.bytes[:resources].astype(np.float64)
         self.room = np.stack(rooms(task)).astype(np.float64)[:resources]
         self.may = self.forms.may.copy()
+        self.loose = (self.rules.allowed.all(axis=1) & (self.rules.rival < 0))[:-1]  # may go to any device
         if self.rules.binding:
             self._bind()
         self.at = [slice(a, b) for a, b in zip(self.forms.first[:-1], self.forms.first[1:], strict=True)]
@@ -111,7 +112,7 @@ class Choices:
         """Rows that an item adds to the sums of devices, exact, (K, H)."""
         forms, lead = self.forms, self.forms.first[item]
         group = np.flatnonzero(self.rules.leader[:-1] == item)
-        rows = forms.vector[forms.first[group] + option.form - lead][:, forms.column[option.choice]].sum(axis=0)
+        rows = forms.part_vector[forms.placed[forms.first[group] + option.form - lead, option.choice]].sum(axis=0)
         return rows * self.times(option)[:, None]
 
     def sums(self, chosen: dict[int, Option]) -> np.ndarray:

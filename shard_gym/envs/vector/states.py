@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shard_gym.envs.episodes import Episode
+from shard_gym.envs.kind_states import replayed
 from shard_gym.envs.states import State
 from shard_gym.envs.vector.queues import Orders, Pieces
 from shard_gym.envs.vector.shelf import Shelf, widened
@@ -174,14 +175,14 @@ class Record:
         """The plan of one of them so far."""
         episode, actions = self.episode(i), self.actions[i, : self.steps[i]]
         if episode.prepared.split_action:
-            return State.replayed(episode, actions.tolist()).plan()
+            return replayed(episode, actions.tolist()).plan()
         device = np.full(len(episode.order), -1)
         device[episode.order[: len(actions)]] = actions
         return Plan(tuple(device.tolist()))
 
     def state(self, i: int) -> State:
         """The state of one of them, as a `ShardingEnv` would have it."""
-        return State.replayed(self.episode(i), self.actions[i, : self.steps[i]].tolist())
+        return replayed(self.episode(i), self.actions[i, : self.steps[i]].tolist())
 
     def plans(self) -> list[Plan]:
         """All plans."""
