@@ -68,7 +68,7 @@ class Reshard:
             raise InvalidTask(f"reshard needs horizon >= 0 steps, bandwidth_gb_s > 0 and sure >= 0, got {found}")
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
-        if self.in_use is not None and self.in_use.table_wise and not self.in_use.splits:
+        if self.in_use is not None and self.in_use.whole_tables:
             task = replace(task, constraints=replace(task.constraints, base=self.in_use.device))
         elif self.in_use is not None:
             return self._of_kinds(task, require_fast(planner), self.in_use)
