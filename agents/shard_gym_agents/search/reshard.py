@@ -12,7 +12,7 @@ import numpy as np
 from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.memory.usage import device_sums, piece_bytes
 from shard_gym.plan.forms import beyond_columns
-from shard_gym.plan.moves import aligned, delta, moved_bytes
+from shard_gym.plan.moves import aligned, moved_bytes, sent_received
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.rules import Rules
 from shard_gym.plan.violations import violations
@@ -206,9 +206,8 @@ class _Search:
         sums, doubt = self._sums(plan), 0.0
         if plan != self.stays:
             doubt = self.settings.sure * self.costs.doubt(sums, self._sums(self.stays))
-        moves = delta(self.task, self.base, plan)
         steps_ms = self.prices.horizon * (float(self.costs.plans(sums).makespan) + doubt)
-        return steps_ms + max(moves.sent + moves.received) * self.prices.ms_per_byte
+        return steps_ms + float(sent_received(self.task, self.base, plan).max()) * self.prices.ms_per_byte
 
     def _sums(self, plan: Plan) -> np.ndarray:
         embedding = self.costs.planner.embed(self.task.split(plan.splits))

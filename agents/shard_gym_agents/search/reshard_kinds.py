@@ -15,7 +15,7 @@ import numpy as np
 from shard_gym.errors import InvalidPlan
 from shard_gym.memory.usage import device_sums
 from shard_gym.plan.forms import DEVICE
-from shard_gym.plan.moves import aligned, delta
+from shard_gym.plan.moves import aligned, sent_received
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.shards import shards
 from shard_gym.plan.violations import violations
@@ -159,8 +159,8 @@ class Resharding:
         sums, doubt = self._sums(plan), 0.0
         if self.stays is not None and plan != self.stays:
             doubt = sure * self.costs.doubt(sums, self._sums(self.stays))
-        moves = delta(self.task, self.base, plan)
-        return self.aim.ms(float(self.costs.plans(sums).makespan) + doubt, max(moves.sent + moves.received))
+        busiest = int(sent_received(self.task, self.base, plan).max())
+        return self.aim.ms(float(self.costs.plans(sums).makespan) + doubt, busiest)
 
     def _sums(self, plan: Plan) -> np.ndarray:
         placed = shards(self.task, plan)

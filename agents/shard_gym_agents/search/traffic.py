@@ -31,6 +31,13 @@ class Traffic:
         self.corners = [corners[:, a:b] for a, b in pairwise(first.tolist())]  # (4, S) of each table
         self.device = [placed.device[a:b] for a, b in pairwise(first.tolist())]
         self.copied = (placed.kind == "dp")[first[:-1]]
+        source, _, self.dims = self.task.pieces(base.splits)
+        self.pieces: list[list[int]] = [[] for _ in range(self.task.num_tables)]  # of each table in the plan in use
+        for piece, table in enumerate(source):
+            self.pieces[table].append(piece)
+        self.members: dict[int, list[int]] = {item: [] for item in choices.items.tolist()}  # tables of each item
+        for table, leader in enumerate(choices.rules.leader[:-1].tolist()):
+            self.members[leader].append(table)
         self.known: dict[tuple[int, int, int, tuple[int, ...]], tuple[tuple[int, ...], np.ndarray]] = {}
         self.home = {item: option for item in choices.items.tolist() if (option := self._home(item)) is not None}
 
@@ -62,7 +69,7 @@ class Traffic:
     def _tables(self, item: int, option: Option) -> Iterable[tuple[int, int, int, tuple[int, ...]]]:
         """Table, form, choice and targets of each table of an item."""
         first = self.choices.forms.first
-        for table in np.flatnonzero(self.choices.rules.leader[:-1] == item).tolist():
+        for table in self.members[item]:
             yield table, int(option.form - first[item] + first[table]), option.choice, tuple(sorted(option.targets))
 
     def _of(self, table: int, form: int, choice: int, targets: tuple[int, ...]) -> tuple[tuple[int, ...], np.ndarray]:
@@ -103,7 +110,7 @@ class Traffic:
 
     def _home(self, item: int) -> Option | None:
         """The option that an item has in the plan in use; None if that is none of the task's."""
-        found = {self._in_use(table) for table in np.flatnonzero(self.choices.rules.leader[:-1] == item).tolist()}
+        found = {self._in_use(table) for table in self.members[item]}
         offset, choice, targets = found.pop() or (0, -1, ())
         form = int(self.choices.forms.first[item]) + offset
         if found or choice < 0 or not self.choices.may[form, choice]:
@@ -113,15 +120,14 @@ class Traffic:
     def _in_use(self, table: int) -> tuple[int, int, tuple[int, ...]] | None:
         """Form (counted from the table's first), choice and targets of a table in the plan in use."""
         base, forms = self.base, self.choices.forms
-        source, _, dims = self.task.pieces(base.splits)
-        pieces = [i for i, t in enumerate(source) if t == table]
+        pieces, dims, most = self.pieces[table], self.dims, int(forms.level[forms.first[table + 1] - 1])
         choice, living = CHOICE[base.kind[table]], (base.residence[table], base.share[table])
         span = self.choices.host if choice == HOST else 1
         targets = [d // span for i in pieces for d in base.devices[i][::span]] if choice in (DEVICE, HOST) else [0]
         level = len(targets).bit_length() - 1
         alike = {dims[i] * span // len(base.devices[i]) for i in pieces} if choice in (DEVICE, HOST) else {dims[table]}
         whole = int(self.task.tables.dim[table]) >> level
-        if alike != {whole} or living not in forms.residences or level > forms.level[forms.table == table].max():
+        if alike != {whole} or living not in forms.residences or level > most:
             return None
         return level * len(forms.residences) + forms.residences.index(living), choice, tuple(targets)
 
