@@ -25,11 +25,13 @@ from shard_gym.simulators import FastSimulator
 from shard_gym.task.task import Task
 from shard_gym_agents.search.choices import Choices, Option
 from shard_gym_agents.search.kinds_board import LIFT, Board
+from shard_gym_agents.search.kinds_pieces import Pieces, improved
 from shard_gym_agents.search.kinds_swaps import even_out
 from shard_gym_agents.search.state import Budget, Costs
 from shard_gym_agents.solvers.solver import Progress, require_number, task_rng
 
 RUIN = (2, 9)  # tables taken out at a time: from, below
+POLISH = 0.25  # share of the changes after which shards are swapped until no swap helps
 WIDE = 0.05
 FROM_SLOW = 0.8  # share of the times that they are taken from the slowest device and another
 RISES = 0, 0.1, 0.3, *(4.0**n for n in range(12))  # of the price of memory, in units of what a device costs
@@ -58,6 +60,7 @@ class Search:
             table = int(fits.argmin())
             raise InfeasibleTask(f"table {table} fits on no device: constraints keep it whole on one")
         self.rates = planner.rates(task)
+        self.pieces = None if self.rates is not None else Pieces(self.choices, self.costs)
         self.makespan, self.chosen = np.inf, dict[int, Option]()
         reference = self.choices.forms.vector[self.choices.forms.first[:-1], 0].sum(axis=0) / task.num_devices
         self._aim(np.repeat(reference[None], task.num_devices, axis=0))
@@ -160,6 +163,9 @@ class Search:
     def _improve(self, board: Board, rng: np.random.Generator, share: float) -> bool:
         """Take out some tables and put them back, again and again, until a share of the budget is spent; True: stop."""
         missing = [item for item in self.choices.items.tolist() if item not in board.chosen]
+        if not missing:
+            self._polish(board, rng)
+            self.seen(board)
         changes, begun, gap = 0, self._spent, self._narrow(board, np.inf)
         while self._spent < share and (missing or self._worth_more):
             left = max(0.0, 1 - (self._spent - begun) / max(share - begun, 1e-9))
@@ -168,8 +174,8 @@ class Search:
             lost = self._changed(board, missing, rng, heat * float(rng.exponential()))
             if lost is not None:
                 missing = lost
-                if not missing and board.ask is None and rng.random() < 0.25:
-                    even_out(board, rng)
+                if not missing and rng.random() < POLISH:
+                    self._polish(board, rng)
                 if self.seen(board):
                     return True
                 gap = self._narrow(board, gap)
@@ -178,6 +184,13 @@ class Search:
             if changes % CHECK == 0:
                 board.settle()
         return False
+
+    def _polish(self, board: Board, rng: np.random.Generator) -> None:
+        """Move and swap shards until no change tried helps."""
+        if self.pieces is None:
+            even_out(board, rng)
+        else:
+            improved(board, self.pieces, self.budget, rng)
 
     def _changed(self, board: Board, missing: list[int], rng: np.random.Generator, worse: float) -> list[int] | None:
         """Take some items out and put them and those missing in; what is missing then, or None where it was undone."""
