@@ -18,7 +18,7 @@ from tests.test_env_kinds import HOSTS, SIMULATORS, one_table, tasks
 from tests.test_search_kinds import drawn
 from tests.vector_helpers import MODES, pair, play_alike, reset_alike
 
-lenient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+lenient = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 EVERYWHERE = {"residences": ("hbm", "uvm", "cached"), "host_memory": 10**7}
 
 
@@ -52,8 +52,7 @@ def check_to_the_bit(observation, bank, seed, told, steps):
     play_alike(scalar, ours, steps, np.random.default_rng(seed))
 
 
-@lenient
-@settings(max_examples=12)
+@settings(max_examples=12, **lenient)
 @given(bank=banks(), told=settled(), observation=st.sampled_from(list(OBSERVATIONS)))
 def test_banks_to_the_bit(observation, bank, told):
     check_to_the_bit(observation, bank, *told, 15)
@@ -61,8 +60,7 @@ def test_banks_to_the_bit(observation, bank, told):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("observation", OBSERVATIONS)
-@lenient
-@settings(max_examples=100)
+@settings(max_examples=100, **lenient)
 @given(bank=banks(), told=settled())
 def test_many_banks_to_the_bit(observation, bank, told):
     check_to_the_bit(observation, bank, *told, 40)

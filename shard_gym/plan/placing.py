@@ -155,7 +155,7 @@ class Placing:
         return after
 
     def _asked(self, rows: Rows, each: np.ndarray) -> Asked:
-        """What constraints are asked: a piece of each of these plans."""
+        """Question for constraints: a piece of each of these plans."""
         o = self.options
         size = np.repeat(o.size[None, rows], len(each), axis=0) if np.ndim(rows) == 0 else o.size[rows]
         return Asked(each, o.rules.row(self.task[each], o.table[rows]), size)
