@@ -112,5 +112,5 @@ def test_one_table_in_a_vector_environment():
     _, _, over, _, _ = envs.step(np.array([0, 0]))
     assert over.tolist() == [False, False]
     _, _, over, _, info = envs.step(np.array([0, 3]))
-    assert over.tolist() == [False, True]
+    assert over.tolist() == [True, True]
     assert info["plan"][1].device == (0, 3)
