@@ -91,7 +91,7 @@ class KindState(State):
         """Do with the next piece as told, or what `Sharing.settled` says instead."""
         table, placing = self.episode.nodes[self.position], self.placing
         settled = placing.settled(np.array([action]))
-        form, does, number = self.row, int(placing.actions.does[settled[0]]), int(settled[0])
+        form, does, number = self.row, int(placing.does[settled[0]]), int(settled[0])
         if does < HALVE:
             target = {DEVICE: number, HOST: number - placing.actions.devices}.get(does, 0)
             self.chosen.setdefault(table, (form, does, []))[2].append(target)

@@ -36,7 +36,13 @@ def blocks_of(devices: int, host: int) -> np.ndarray:
 
 def parts_at(part: np.ndarray, whole: np.ndarray, block: np.ndarray) -> np.ndarray:
     """The parts that blocks are: parts (..., 3) of pieces with so many full blocks (...), blocks (..., K)."""
-    return np.take_along_axis(part, np.clip(block - whole[..., None] + 1, 0, 2), axis=-1)
+    return np.take_along_axis(part, shape_of(block, whole[..., None]), axis=-1)
+
+
+def shape_of(block: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """Shape of blocks of pieces with so many full ones: 0 for a full one, 1 for that of the rest, 2 for an empty one."""
+    shape: np.ndarray = np.minimum(np.maximum(block - whole + 1, 0), 2)
+    return shape
 
 
 @dataclass(frozen=True, eq=False)

@@ -142,7 +142,7 @@ class SetView(View):
         node = states.shelf.rows.node[states.last_row]
         live = np.flatnonzero(node < states.length)
         node, actions = node[live], states.last_actions[live]
-        does = placing.actions.does[actions]
+        does = placing.does[actions]
         shown["form"][live, node] = form_shown(states.shelf.form_rows[placing.row[live]])
         shown["left"][live, node] = placing.left[live]
         shown["kind"][live, node] = np.where(does < HALVE, does, shown["kind"][live, node])
