@@ -60,7 +60,7 @@ def test_banks_to_the_bit(observation, bank, told):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("observation", OBSERVATIONS)
-@settings(max_examples=100, **lenient)
+@settings(max_examples=30, **lenient)
 @given(bank=banks(), told=settled())
 def test_many_banks_to_the_bit(observation, bank, told):
     check_to_the_bit(observation, bank, *told, 40)

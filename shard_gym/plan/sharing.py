@@ -48,7 +48,7 @@ class Sharing:
         self.row[of], self.stage[of], self.left[of] = rows, ANY, 1
 
     def settled(self, actions: np.ndarray) -> np.ndarray:
-        """What is done in place of each action, (B,): itself where it can be done, whether or not there is room.
+        """Actions done in place of these, (B,): each itself where it can be done, whether or not there is room.
 
         Else the piece goes to the device with most bytes left; where it may not go to one device, to the host that has
         most on its fullest device, over all rows, or to copies; and where it may go nowhere, it is changed.
