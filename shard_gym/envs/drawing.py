@@ -216,7 +216,8 @@ def _draw_memory(canvas: Canvas, state: State, coming: Waiting | None) -> None:
         _draw_held(panel, device, held[:, device], capacity, fits)
     panel.draw_numbers()
     if over := sum(free < 0 for free in state.free) + sum(share < 0 for share in state.host_free()):
-        right -= 16 + canvas.text(f"{over} over capacity", (right, 320), MEDIUM, RED, align=1.0)
+        words = f"{over} over" + " capacity" * (len(held) == 1)  # kinds need the room
+        right -= 16 + canvas.text(words, (right, 320), MEDIUM, RED, align=1.0)
     if len(held) > 1:
         _draw_choices(canvas, (EDGE + wide + 16, 320))
     elif coming is not None and coming.size > min(state.free):
