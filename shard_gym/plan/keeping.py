@@ -18,7 +18,7 @@ class Asked(NamedTuple):
 
 
 class Ruled(Protocol):
-    """What says which constraints hold."""
+    """Options of pieces, which say which constraints hold."""
 
     rules: Rules
     held: np.ndarray  # bytes of each table's group, by the rows of `rules`
@@ -26,7 +26,7 @@ class Ruled(Protocol):
 
 
 class Keeping:
-    """What constraints say of partial plans side by side, (B,), beside `Rules`, which hold for all of them."""
+    """State of constraints in partial plans side by side, (B,), beside `Rules`, which are the same for all of them."""
 
     def __init__(self, options: Ruled, count: int) -> None:
         k = options.capacity.shape[1]

@@ -58,7 +58,11 @@ class Actions(NamedTuple):
     @property
     def reach(self) -> np.ndarray:
         """Devices that each choice puts something on, and changes, (6,)."""
-        return np.array([1, self.per_host, self.devices, self.devices, 0, 0])
+        return np.array([*map(self.span, range(4)), 0, 0])
+
+    def span(self, choice: int) -> int:
+        """Devices that a choice puts something on."""
+        return {DEVICE: 1, HOST: self.per_host}.get(choice, self.devices)
 
     @property
     def block(self) -> np.ndarray:
