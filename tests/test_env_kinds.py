@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
@@ -16,7 +17,7 @@ from shard_gym.envs.bank import Bank
 from shard_gym.envs.env import BadAction, ShardingEnv
 from shard_gym.envs.kind_states import replayed
 from shard_gym.envs.observations import OBSERVATIONS
-from shard_gym.errors import InvalidTask
+from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.memory.usage import bytes_used
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.shards import shards
@@ -265,6 +266,19 @@ def test_ahead_is_what_the_costs_become():
 @pytest.mark.parametrize("observation", OBSERVATIONS)
 def test_gymnasium_finds_nothing_wrong(observation):
     check_env(env_of(one_table(), observation=observation), skip_render_check=True)
+
+
+def test_tables_of_ones_own():
+    pool = make_pool(rows=[10, 20_000, 30, 40, 50, 60], dim=16, pooling=2)
+    told = {"tables": pool, "devices": 4, "memory_gb": 1e6 / 2**30, "tables_per_task": 3, "num_tasks": 6}
+    told |= {"unseen": False, "links": HOSTS, "kinds": KINDS}
+    envs = gym.make_vec("ShardGym-Own", num_envs=2, observation="flat", **told)
+    assert envs.single_action_space.n == 10
+    _, infos = envs.reset(seed=0)
+    large = [task for task in envs.unwrapped.bank.tasks if task.tables.rows.max() == 20_000]
+    assert large and infos["action_mask"].shape == (2, 10)  # 1,280,000 bytes: whole it fits nowhere
+    with pytest.raises(InfeasibleTask, match="no task of 3 tables"):
+        gym.make("ShardGym-Own", **told | {"memory_gb": 1e3 / 2**30})
 
 
 def test_the_page_is_true():
