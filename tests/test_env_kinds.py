@@ -103,6 +103,26 @@ def test_what_cannot_be_done_goes_where_most_room_is():
     assert plan(0, 0, 0, **only) == Plan((0, 0), (0,))  # to be placed it must be halved
 
 
+def test_constraints_by_hand():
+    pool, room = make_pool(rows=[10, 10], dim=16, pooling=2), {"links": HOSTS, "kinds": KINDS}
+    told = room | {"residences": ("hbm", "cached"), "host_memory": 10**4}
+
+    def masks_of(actions, memory=10**4, **rules):
+        task = Task(pool, (memory,) * 4, "iteration", 8, constraints=Constraints(**rules), **told)
+        env = env_of(task, order="given")
+        found = [env.reset()[1]["action_mask"], *(env.step(action)[4]["action_mask"] for action in actions)]
+        return [np.flatnonzero(mask).tolist() for mask in found]
+
+    everything = list(range(10))
+    # a pinned table is whole on its device, in its memory; its room is kept there
+    assert masks_of([0], pin=[(1, 2)]) == [everything, [2]]
+    assert masks_of([0], pin=[(1, 2)], memory=700)[0] == [0, 1, 3, HOST, HALVE, CACHE]
+    assert masks_of([3], together=[(0, 1)]) == [[0, 1, 2, 3], [3]]
+    assert masks_of([3], apart=[(0, 1)]) == [[0, 1, 2, 3], [0, 1, 2]]
+    assert masks_of([3], base=[0, 1], max_moves=1) == [[0, 1, 2, 3], [1]]
+    assert masks_of([0], no_split=[1])[1] == [0, 1, 2, 3, 4, 5, ROWS, COPY, CACHE]
+
+
 def test_shows_how_the_table_is_sharded_by_now():
     seen, _, _ = play(env_of(one_table()), [HALVE, HALVE, CACHE, HOST, 5, 4, 5])
     width = [row[0] for row in seen]
