@@ -86,7 +86,7 @@ class Sharing:
         masks = may.view(np.int8).take(self.does, axis=1)
         fits = self._fits()  # (B, 4, K)
         masks[:, :devices] &= fits[:, DEVICE]
-        by_host = fits[:, HOST].reshape(len(fits), -1, self.actions.per_host).all(axis=2)
+        by_host: np.ndarray = np.all(fits[:, HOST].reshape(len(fits), -1, self.actions.per_host), axis=2)
         masks[:, devices : count - 2] &= by_host[:, : self.actions.hosts]
         masks[:, count - 2 : count] &= fits[:, 2:].all(axis=2)
         nowhere = np.flatnonzero(~masks.any(axis=1))
