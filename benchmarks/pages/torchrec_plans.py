@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks import pages, torchrec_runs
 from benchmarks.drawn import HOST
 from benchmarks.torchrec_both import PERF
-from benchmarks.torchrec_runs import AIMS, CRITICAL, ESTIMATE, LIMIT, ROOFLINE, SIZES, WAYS, Run, Size
+from benchmarks.torchrec_runs import AIMS, BY_BOTH, CRITICAL, ESTIMATE, LIMIT, ROOFLINE, SIZES, WAYS, Run, Size
 from shard_gym.bounds import lower_bound
 from shard_gym.errors import ShardGymError
 from shard_gym.plan.plan import Plan
@@ -32,6 +32,7 @@ from shard_gym.task.task import Task
 DEFAULT, PERF_FIRST = list(WAYS)[:2]
 BEST = "best of TorchRec's"
 NAMES = {DEFAULT: "TorchRec's default", PERF_FIRST: "the same, greedy-perf"}
+NAMES |= {aim: f"ours, by {'the ' * (aim != BY_BOTH)}{aim}" for aim in AIMS}
 MEASURES = 3  # TorchRec's estimate, its critical path, our roofline; ms
 HEAD = ("plan", "plans", "CPU s", "estimate over bound: mean", "worst", "below default", "below best: mean", "least")
 WORSE = 1e-9  # relative: estimates are sums of floats
@@ -58,13 +59,18 @@ class Judged:
         """The least that a plan of TorchRec's takes, by each measure, (T, MEASURES)."""
         return np.fmin.reduce([self.ms[way] for way in WAYS])
 
+    @property
+    def shown(self) -> dict[str, np.ndarray]:
+        """The rows of tables."""
+        ours = {aim: self.ms[aim] for aim in AIMS}
+        return {DEFAULT: self.ms[DEFAULT], PERF_FIRST: self.ms[PERF_FIRST], BEST: self.best, **ours}
+
     def rows(self) -> list[list[str]]:
         """By TorchRec's estimate, beside the bound, its default and its best."""
-        estimate = {DEFAULT: self.ms[DEFAULT], PERF_FIRST: self.ms[PERF_FIRST], BEST: self.best, **self._ours}
         default, best = self.ms[DEFAULT][:, 0], self.best[:, 0]
         seconds = self.seconds | {BEST: np.sum([self.seconds[way] for way in WAYS], axis=0)}
         found = []
-        for name, ms in estimate.items():
+        for name, ms in self.shown.items():
             over, less, saved = ms[:, 0] / self.bound - 1, 1 - ms[:, 0] / default, 1 - ms[:, 0] / best
             plans = int(np.isfinite(ms[:, 0]).sum())
             cells = [NAMES.get(name, name), f"{plans} of {len(ms)}", f"{seconds[name].mean():.2f}"]
@@ -74,17 +80,12 @@ class Judged:
 
     def judged(self) -> list[list[str]]:
         """By every measure, beside the least of TorchRec's plans by it: mean of the difference."""
-        ways = {DEFAULT: self.ms[DEFAULT], PERF_FIRST: self.ms[PERF_FIRST], **self._ours}
         found = []
-        for name, ms in ways.items():
+        for name, ms in self.shown.items():
             beside = ms / self.best
             columns = [*beside.T, beside[:, [0, 2]].mean(axis=1)]
             found.append([NAMES.get(name, name), *(_percent(column - 1, np.nanmean, 1, "+") for column in columns)])
         return found
-
-    @property
-    def _ours(self) -> dict[str, np.ndarray]:
-        return {f"{aim}": self.ms[aim] for aim in AIMS}
 
 
 def judge(size: Size, theirs: dict[tuple[str, str], Run], ours: dict[tuple[str, str], Run]) -> Judged:

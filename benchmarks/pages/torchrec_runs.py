@@ -152,7 +152,7 @@ def run_ours(aims: Sequence[str]) -> None:
             run = ours(size, task, aim)
             found[run.key] = run
             print(run.task, run.way, run.seconds, run.why[:80], flush=True)
-    pack(OURS, list(found.values()))
+        pack(OURS, list(found.values()))
 
 
 def read_lines(path: Path) -> list[Run]:
