@@ -66,7 +66,7 @@ class Judged:
         return {DEFAULT: self.ms[DEFAULT], PERF_FIRST: self.ms[PERF_FIRST], BEST: self.best, **ours}
 
     def rows(self) -> list[list[str]]:
-        """By TorchRec's estimate, beside the bound, its default and its best."""
+        """Rows by TorchRec's estimate, beside the bound, its default and its best."""
         default, best = self.ms[DEFAULT][:, 0], self.best[:, 0]
         seconds = self.seconds | {BEST: np.sum([self.seconds[way] for way in WAYS], axis=0)}
         found = []
@@ -79,7 +79,7 @@ class Judged:
         return found
 
     def judged(self) -> list[list[str]]:
-        """By every measure, beside the least of TorchRec's plans by it: mean of the difference."""
+        """Rows by every measure, beside the least of TorchRec's plans by it: mean of the difference."""
         found = []
         for name, ms in self.shown.items():
             beside = ms / self.best
@@ -145,7 +145,7 @@ def checks(judged: Sequence[Judged]) -> list[Check]:
 
 
 def _below_best(judged: Judged) -> Check:
-    """What is saved over TorchRec's best plans, on two hosts."""
+    """Savings over TorchRec's best plans, on two hosts."""
     saved = 1 - (judged.ms[ESTIMATE] / judged.best)[:, 0]
     what = f"below TorchRec's best, {judged.size} on two hosts, mean: 10 %"
     return Check(what, _percent(saved, np.nanmean), np.nanmean(saved) >= 0.1)

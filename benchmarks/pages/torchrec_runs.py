@@ -76,7 +76,7 @@ class Run:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What was run on what."""
+        """Task and way."""
         return self.task, self.way
 
 
@@ -93,7 +93,7 @@ def every() -> Iterator[tuple[Size, Task]]:
 
 
 def planned(task: Task, way: str, plan: Callable[[], Plan]) -> Run:
-    """What a planner makes of a task."""
+    """Run a planner on a task."""
     start = time.process_time()
     try:
         found, why = plan().to_dict(), ""
