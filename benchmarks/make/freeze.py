@@ -1,7 +1,7 @@
 """Make the data that suites are frozen in: pools, banks of tasks, random references.
 
-`python -m benchmarks.freeze pools banks` made what is shipped. It refuses to overwrite what is there: a published suite
-never changes. `python -m benchmarks.freeze references` adds those of simulators that have none yet.
+`python -m benchmarks.freeze pools banks references` made what is shipped. It adds what is not there yet, and overwrites
+nothing: a published suite never changes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import io
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,8 @@ from shard_gym.records import commands
 from shard_gym.records.files import write_whole
 from shard_gym.tables.metasyn import load_metasyn, metasyn, pack
 from shard_gym.tables.pool import GB, TablePool
-from shard_gym.task.suites import MEAN_LOAD, PADDING, SPLITS, SUITES, Suite
+from shard_gym.task.suite import PADDING, SPLITS, Suite, with_doubled_rows
+from shard_gym.task.suites import MEAN_LOAD, SUITES
 from shard_gym.task.task import Task
 from shard_gym_agents import make
 
@@ -32,6 +34,13 @@ DATA = Path(__file__).parents[2] / "shard_gym" / "data"
 POOLS = [(0, 856), (1, 856), (2, 856), (3, 856), (4, 1000), (5, 1000), (6, 1000)]
 REFERENCE_PLANS = 1_000
 MIXED_DIMS = np.array([4, 8, 16, 32, 64, 128])
+# Memory of each device over the mean load, of suites of all kinds. Below 1 some rows live in the host's memory.
+SHARE_OF_LOAD = {
+    "tight-80x8-allkinds": 0.5,
+    "tightmix-80x8-allkinds": 0.4,
+    "wide-300x16-allkinds": 0.4,
+}
+WIDE_DIMS, MOST_DOUBLINGS = np.array([4, 8, 16, 32, 64, 128, 256, 512]), 8
 PROD_DIMS, PROD_SHARES = np.array([32, 64, 128, 256, 512, 768]), np.array([0.3, 0.25, 0.2, 0.13, 0.08, 0.04])
 
 
@@ -42,24 +51,36 @@ def freeze_pools() -> None:
 
 
 def freeze_banks() -> None:
-    """Write every suite's tasks: table ids, dims, and capacities where they depend on the task."""
-    bank: dict[str, np.ndarray] = {}
+    """Write the tasks of suites that have none yet: table ids, dims, and capacities where they depend on the task."""
+    path = DATA / "banks.npz"
+    bank: dict[str, np.ndarray] = dict(np.load(path)) if path.exists() else {}
     for number, suite in enumerate(OWN):
-        for split, count in _counts(suite).items():
-            rng = np.random.default_rng([2021, number, SPLITS.index(split)])
-            pool = load_metasyn(*suite.pools[SPLITS.index(split)])
-            decks = {part: Deck(ids, rng) for part, ids in _parts(pool).items()}
-            drawn = [_draw(suite, split, pool, decks, rng) for _ in range(count)]
-            for column, padding in (("tables", PADDING), ("dims", 0)):
-                rows = [
-                    np.pad(d[column], (0, suite.num_tables - len(d[column])), constant_values=padding) for d in drawn
-                ]
-                bank[f"{suite.key}/{split}/{column}"] = np.array(rows, np.uint16)
-            if "memory" in drawn[0]:
-                bank[f"{suite.key}/{split}/memory"] = np.array([d["memory"] for d in drawn], np.int64)
-            if split == "train":
-                bank[f"{suite.key}/scaling"] = _scaling(suite, drawn)
-    _save(DATA / "banks.npz", bank)
+        if f"{suite.drawn_as}/scaling" not in bank:
+            bank |= _drawn(number, suite)
+        if (share := SHARE_OF_LOAD.get(suite.key)) and suite.tables:
+            for split in SPLITS:
+                of_base = [_capacity(share, task) for task in SUITES[suite.tables].tasks(split)]
+                bank.setdefault(f"{suite.key}/{split}/memory", np.array(of_base, np.int64))
+    _save(path, bank, overwrite=True)
+
+
+def _drawn(number: int, suite: Suite) -> dict[str, np.ndarray]:
+    """Arrays of a suite's tasks, drawn."""
+    bank: dict[str, np.ndarray] = {}
+    for split, count in _counts(suite).items():
+        rng = np.random.default_rng([2021, number, SPLITS.index(split)])
+        pool = load_metasyn(*suite.pools[SPLITS.index(split)])
+        decks = {part: Deck(ids, rng) for part, ids in _parts(pool).items()}
+        drawn = [_draw(suite, split, pool, decks, rng) for _ in range(count)]
+        for column in [name for name in ("tables", "dims", "doublings") if name in drawn[0]]:
+            padding = PADDING if column == "tables" else 0
+            rows = [np.pad(d[column], (0, suite.num_tables - len(d[column])), constant_values=padding) for d in drawn]
+            bank[f"{suite.key}/{split}/{column}"] = np.array(rows, np.uint16)
+        if "memory" in drawn[0]:
+            bank[f"{suite.key}/{split}/memory"] = np.array([d["memory"] for d in drawn], np.int64)
+        if split == "train":
+            bank[f"{suite.key}/scaling"] = _scaling(suite, drawn)
+    return bank
 
 
 def freeze_references() -> None:
@@ -91,7 +112,7 @@ def _counts(suite: Suite) -> dict[str, int]:
         return {"train": 90, "val": 10, "test": 10}
     if suite.name.startswith("DLRM"):
         return {"train": 50, "val": 10, "test": 50}
-    if suite.name.startswith("Prod"):
+    if suite.name.startswith(("Prod", "Wide")):
         return {"train": 20, "val": 5, "test": 100}
     return {"train": 100, "val": 20, "test": 100}
 
@@ -115,6 +136,8 @@ def _draw(
     """One task's table ids, dims and, for tight suites, capacities."""
     if suite.name.startswith("Mixed"):
         return _draw_mixed(suite, pool, rng)
+    if suite.name.startswith("Wide"):
+        return _draw_wide(suite, pool, decks["all"], rng)
     if suite.memory_gb == (MEAN_LOAD,):
         return _draw_tight(suite, pool, decks["all"], rng)
     ids = _deal(suite, split, decks)
@@ -166,7 +189,7 @@ def _draw_tight(suite: Suite, pool: TablePool, deck: Deck, rng: np.random.Genera
         dims = rng.choice(choices, len(ids))
         tables = pool.take(ids).with_(dim=dims, dtype=(suite.dtype,) * len(ids))
         roomy = Task(tables, (2**60,) * suite.num_devices, optimizer=suite.optimizer, accounting=suite.accounting)
-        capacity = int(factor * table_bytes(roomy).sum() / suite.num_devices)
+        capacity = _capacity(factor, roomy)
         tight = Task(tables, (capacity,) * suite.num_devices, optimizer=suite.optimizer, accounting=suite.accounting)
         try:
             first_fit_decreasing(tight)
@@ -175,21 +198,38 @@ def _draw_tight(suite: Suite, pool: TablePool, deck: Deck, rng: np.random.Genera
         return {"tables": ids, "dims": dims, "memory": np.array(capacity)}
 
 
+def _draw_wide(suite: Suite, pool: TablePool, deck: Deck, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Rows doubled now and then, from millions to 10**9; some tables are larger than a device."""
+    ids, dims = deck.deal(suite.num_tables), rng.choice(WIDE_DIMS, suite.num_tables)
+    doublings = np.minimum(np.rint(rng.exponential(1.2, len(ids))), MOST_DOUBLINGS).astype(np.int64)
+    tables = with_doubled_rows(pool.take(ids).with_(dim=dims, dtype=(suite.dtype,) * len(ids)), doublings)
+    roomy = Task(tables, (2**60,) * suite.num_devices, optimizer=suite.optimizer, accounting=suite.accounting)
+    capacity = _capacity(SHARE_OF_LOAD[suite.key], roomy)
+    return {"tables": ids, "dims": dims, "doublings": doublings, "memory": np.array(capacity)}
+
+
+def _capacity(share: float, task: Task) -> int:
+    """Bytes of a device: so much of what each would hold if all held the same."""
+    return int(share * table_bytes(task).sum() / task.num_devices)
+
+
 def _scaling(suite: Suite, drawn: list[dict[str, np.ndarray]]) -> np.ndarray:
     """Mean and deviation of the features of all training tables, (2, 21)."""
     pool = load_metasyn(*suite.pools[0])
     ids, dims = (np.concatenate([d[column] for d in drawn]) for column in ("tables", "dims"))
-    features = pool.take(ids).with_(dim=dims, dtype=(suite.dtype,) * len(ids)).features().astype(np.float64)
+    doublings = np.concatenate([d.get("doublings", np.zeros(len(d["tables"]), np.int64)) for d in drawn])
+    tables = with_doubled_rows(pool.take(ids).with_(dim=dims, dtype=(suite.dtype,) * len(ids)), doublings)
+    features = tables.features().astype(np.float64)
     deviation = features.std(axis=0)
     return np.stack([features.mean(axis=0), np.where(deviation > 1e-9, deviation, 1.0)])
 
 
 def _random_makespan(task: Task, simulator: simulators.Simulator, rng: np.random.Generator) -> float:
-    """Tasks that no known plan solves without splits take uniform placements, full devices or not."""
-    makespans = []
+    """Mean over plans of whole tables; of tasks that they cannot solve, over uniform ones, full devices or not."""
+    makespans, whole = [], replace(task, kinds=(), residences=("hbm",), splits_allowed=False)
     for _ in range(10):  # in parts, to bound memory at 1000 x 128
         try:
-            placements = random_placements(task, REFERENCE_PLANS // 10, rng)
+            placements = random_placements(whole, REFERENCE_PLANS // 10, rng)
         except InfeasibleTask:
             placements = rng.integers(task.num_devices, size=(REFERENCE_PLANS // 10, task.num_tables))
         makespans.append(simulator.latency(task, placements).makespan(task.objective))
