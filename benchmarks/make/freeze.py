@@ -16,12 +16,15 @@ from pathlib import Path
 import numpy as np
 
 from shard_gym import simulators
-from shard_gym.errors import InfeasibleTask, InvalidPool
+from shard_gym.bounds import certificate
+from shard_gym.errors import InfeasibleTask
 from shard_gym.memory.usage import table_bytes
 from shard_gym.plan.feasibility import first_fit_decreasing
+from shard_gym.plan.forms import beyond_columns
 from shard_gym.plan.random_plans import random_placements
 from shard_gym.records import commands
 from shard_gym.records.files import write_whole
+from shard_gym.results.evaluate import score
 from shard_gym.tables.metasyn import load_metasyn, metasyn, pack
 from shard_gym.tables.pool import GB, TablePool
 from shard_gym.task.suite import PADDING, SPLITS, Suite, with_doubled_rows
@@ -47,7 +50,8 @@ PROD_DIMS, PROD_SHARES = np.array([32, 64, 128, 256, 512, 768]), np.array([0.3, 
 def freeze_pools() -> None:
     """Write the MetaSyn pools that the banks draw from."""
     for seed, n in POOLS:
-        _save(DATA / f"metasyn_{seed}_{n}.npz", {"counts": pack(metasyn(seed, n))})
+        if not (path := DATA / f"metasyn_{seed}_{n}.npz").exists():
+            _save(path, {"counts": pack(metasyn(seed, n))})
 
 
 def freeze_banks() -> None:
@@ -61,7 +65,7 @@ def freeze_banks() -> None:
             for split in SPLITS:
                 of_base = [_capacity(share, task) for task in SUITES[suite.tables].tasks(split)]
                 bank.setdefault(f"{suite.key}/{split}/memory", np.array(of_base, np.int64))
-    _save(path, bank, overwrite=True)
+    _save(path, bank)
 
 
 def _drawn(number: int, suite: Suite) -> dict[str, np.ndarray]:
@@ -103,7 +107,7 @@ def freeze_references() -> None:
             planner = simulators.make(suite.planner)
             known[key] = np.mean([_bound_by_one(task, planner) for task in suite.tasks("test")])
             print(f"{key}: {known[key]:.0%} of test tasks")
-    _save(path, known, overwrite=True)
+    _save(path, known)
 
 
 def _counts(suite: Suite) -> dict[str, int]:
@@ -241,13 +245,14 @@ def _bound_by_one(task: Task, planner: simulators.Simulator) -> bool:
         plan = make("cost-greedy")(task, planner)
     except InfeasibleTask:  # memory binds
         return False
-    makespan = planner.latency(task, np.array(plan.device)).makespan(task.objective)
+    makespan = score(task, plan, planner).makespan
+    if beyond_columns(task):
+        bound = certificate(task, planner)
+        return bound.table is not None and bound.makespan >= 0.95 * makespan
     return bool(simulators.single_costs(planner, task).max() >= 0.95 * makespan)
 
 
-def _save(path: Path, arrays: dict[str, np.ndarray], overwrite: bool = False) -> None:
-    if path.exists() and not overwrite:
-        raise InvalidPool(f"{path.name} is frozen; delete it by hand if it was never published")
+def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     write_whole(path, buffer.getvalue())
