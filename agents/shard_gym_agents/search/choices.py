@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,6 +64,7 @@ class Choices:
         self.size = self.forms.bytes[:resources].astype(np.float64)
         self.room = np.stack(rooms(task)).astype(np.float64)[:resources]
         self.may = self.forms.may.copy()
+        self.loose = (self.rules.allowed.all(axis=1) & (self.rules.rival < 0))[:-1]  # may go to any device
         if self.rules.binding:
             self._bind()
         self.at = [slice(a, b) for a, b in zip(self.forms.first[:-1], self.forms.first[1:], strict=True)]
@@ -75,18 +76,29 @@ class Choices:
         held = [*(t for t, _ in c.pin), *(t for group in (*c.together, *c.apart) for t in group)]
         self.may[np.isin(forms.table, held) & (forms.level > 0)] = False
         self.may[np.isin(forms.table, held), 1:] = False
-        whole = np.arange(len(forms.residences))
-        for table in np.flatnonzero(~rules.leads).tolist():
-            mine, leader = forms.first[table] + whole, forms.first[rules.leader[table]] + whole
+        for mine, leader in self._led():
             self.size[:, leader] += self.size[:, mine]
             self.may[leader] &= self.may[mine]
 
+    def _led(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Whole forms of each table that another one leads, and the leader's."""
+        whole = np.arange(len(self.forms.residences))
+        for table in np.flatnonzero(~self.rules.leads).tolist():
+            yield self.forms.first[table] + whole, self.forms.first[self.rules.leader[table]] + whole
+
     def loads(self, rates: np.ndarray) -> np.ndarray:
         """Costs that each choice of items adds to each device, (R, 4, K)."""
-        loads, whole = self.forms.loads(rates), np.arange(len(self.forms.residences))
-        for table in np.flatnonzero(~self.rules.leads).tolist():
-            loads[self.forms.first[self.rules.leader[table]] + whole] += loads[self.forms.first[table] + whole]
+        loads = self.forms.loads(rates)
+        for mine, leader in self._led():
+            loads[leader] += loads[mine]
         return loads
+
+    def piece_rows(self) -> np.ndarray:
+        """Rows that a piece of each form of items adds to its device's sum, (R, H)."""
+        rows: np.ndarray = self.forms.vector[:, DEVICE].copy()
+        for mine, leader in self._led():
+            rows[leader] += rows[mine]
+        return rows
 
     def all_chosen(self, chosen: dict[int, Option]) -> list[tuple[int, int, tuple[int, ...]]]:
         """Form, choice and targets of every table, those of a group as their leader's."""
