@@ -103,8 +103,9 @@ class Suite:
     def random_makespans(self, split: str = "test", simulator_id: str | None = None) -> np.ndarray:
         """Mean makespan of 1,000 random feasible plans of each task, frozen; by the judge unless another is named.
 
-        Plans are of whole tables in the devices' memory, whatever a suite allows. A task that no known plan of these
-        solves takes uniform ones, full devices or not.
+        Plans have no splits, those of a -Split suite neither. A task that no known plan solves without them takes
+        uniform plans, full devices or not. Of tasks of all kinds plans are of whole tables, whose rows are where there
+        is room; tables larger than a device lie by rows on all.
         """
         key = f"{self.frozen_as}/{_known(split)}/{simulator_id or self.judge}"
         frozen = self._data("references.npz")
