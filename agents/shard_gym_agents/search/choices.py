@@ -113,6 +113,19 @@ class Choices:
         """The plan that these options make."""
         return self.forms.plan(self.all_chosen(chosen))
 
+    def options(self, plan: Plan) -> dict[int, Option]:
+        """The options of a plan's items that are whole, or in equal pieces, in the memory of single devices."""
+        source, _, dim = self.task.pieces(plan.splits)
+        table, width, device = np.array(source), np.array(dim), np.array(plan.device)
+        found, in_memory = {}, [name for name, _ in self.forms.residences].index("hbm")
+        for item in self.items.tolist():
+            mine = table == item
+            level = int(mine.sum()).bit_length() - 1
+            form = int(self.forms.first[item]) + level * len(self.forms.residences) + in_memory
+            if len(set(width[mine].tolist())) == 1 and self.may[form, DEVICE]:
+                found[item] = Option(0.0, form, DEVICE, tuple(sorted(device[mine].tolist())))
+        return found
+
     def times(self, option: Option) -> np.ndarray:
         """Pieces that an option puts on each device, (K,)."""
         k = self.task.num_devices

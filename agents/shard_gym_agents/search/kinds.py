@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
@@ -70,7 +71,7 @@ class Search:
         self.offset = np.zeros(self.task.num_devices)
         if (rates := self.rates) is None:
             rates, self.offset = self._near(sums)
-        self.loads = self.choices.loads(rates)
+        self.loads, self.asked_of = self.choices.loads(rates), {}
         forms = replace(self.choices.forms, may=self.choices.may)
         self.prices = prices(forms, self.choices.forms.loads(rates))
         self.unit = max(self.prices.bound + float(self.offset.mean()), 1e-12)
@@ -104,32 +105,50 @@ class Search:
         The first will do if it is near the bound. Where some items have found no room, the price rises on.
         """
         found: list[Board] = []
-        for price, order in self._attempts():
-            ask = None if self.rates is not None else self._value
-            board = Board(self.choices, self.loads, self.offset, price, self.unit, ask)
+        for lift, price, order in self._attempts():
+            board = self._board(price)
+            board.raised(lift)
             for item in order.tolist():
                 if (option := board.best(item)) is not None:
                     board.put(item, option)
             self.seen(board)
             found.append(board)
-            near = self.makespan <= self.prices.bound * NEAR or (self.rates is None and not price.any())
+            near = self.makespan <= self.prices.bound * NEAR
             enough = len(found) >= (ENOUGH if self.chosen else DESPERATE)
             if (self.chosen and near) or (enough and (self.chosen or self.budget.over(self.costs))):
                 break
         return min(found, key=lambda board: (-len(board.chosen), board.longest))
 
-    def _attempts(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Prices of memory, and orders of items: by what they cost, memory paid for; by that or memory, whichever is
-        the larger share."""
+    def _board(self, price: np.ndarray) -> Board:
+        ask = None if self.pieces is None else self._value
+        board = Board(self.choices, self.loads, self.offset, price, self.unit, ask)
+        board.asked_of = self.asked_of
+        return board
+
+    def _attempts(self) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
+        """What loads are raised by, prices of memory, and orders of items: by what they cost, memory paid for; by
+        that or memory, whichever is the larger share."""
         forms, room = self.choices.forms, self.choices.room.sum(axis=1)
         size = self.choices.rules.merged(forms.taken[0, forms.first[:-1], DEVICE]) / room[0]
         cost = self.choices.rules.merged(self.prices.least)
         cost = cost / max(cost.sum(), 1e-300)
         steep = self.unit * forms.size.any(axis=(1, 2)) / self.choices.room.mean(axis=1).repeat(2)[:2]
         for rise in RISES:
-            for key in (cost, np.maximum(cost, size)):
+            for lift, key in product((LIFT,) if self.pieces is None else (LIFT, 0.0), (cost, np.maximum(cost, size))):
                 order = np.argsort(-key[self.choices.items], kind="stable")
-                yield self.prices.price + rise * steep, self.choices.items[order]
+                yield lift, self.prices.price + rise * steep, self.choices.items[order]
+
+    def resumed(self, plan: Plan) -> Board:
+        """A board with what it can of a plan of whole tables and columns, and the rest in turn."""
+        board, options = self._board(self.prices.price), self.choices.options(plan)
+        for item in self.choices.items.tolist():
+            if item in options:
+                board.put(item, options[item])
+        for item in self.choices.items.tolist():
+            if item not in options and (option := board.best(item)) is not None:
+                board.put(item, option)
+        self.seen(board)
+        return board
 
     def seen(self, board: Board) -> bool:
         """Keep a board's plan if it is complete, and better than the best; True if whoever follows says to stop."""
@@ -270,11 +289,17 @@ def searched(
     seed: int = 0,
     progress: Progress | None = None,
     sure: float = 0.0,
+    start: Plan | None = None,
 ) -> Search:
-    """A search that is done, and has a plan: greedy's, where the gain is below `sure` deviations of the planner."""
+    """A search that is done, and has a plan: greedy's, where the gain is below `sure` deviations of the planner.
+
+    `start` is a plan of whole tables and columns to begin with, if it is better than greedy's.
+    """
     search = Search(task, planner, budget, progress)
     board = search.greedy()
     makespan, chosen = search.makespan, search.chosen
+    if start is not None and (other := search.resumed(start)).worth < board.worth:
+        board = other
     search.run(board, task_rng(seed, task))
     if chosen and makespan - search.makespan <= sure * search.costs.doubt(search.sums, search.choices.sums(chosen)):
         search.makespan, search.chosen = makespan, chosen

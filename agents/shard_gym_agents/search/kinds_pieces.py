@@ -34,7 +34,12 @@ def improved(board: Board, pieces: Pieces, budget: Budget, rng: np.random.Genera
     options = [board.chosen[item] for item in movable]
     counts = [len(option.targets) for option in options]
     node = np.repeat([option.form for option in options], counts)
-    state = State(pieces, node, np.concatenate([option.targets for option in options]), (board.sums.copy(), board.free[0].astype(np.int64)))
+    state = State(
+        pieces,
+        node,
+        np.concatenate([option.targets for option in options]),
+        (board.sums.copy(), board.free[0].astype(np.int64)),
+    )
     helped = False
     while not budget.over(pieces.costs) and improve(state, rng):
         helped = True

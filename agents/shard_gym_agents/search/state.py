@@ -114,6 +114,12 @@ class Budget:
         """Seconds that the budget stands for, about, for choices that depend on how much there is to spend."""
         return self.calls / CALLS_A_SECOND if self.calls else self.seconds
 
+    def less(self, calls: int) -> Budget:
+        """The budget without so many calls; its seconds go on."""
+        rest = Budget(self.seconds, max(0, self.calls - calls))
+        rest.start = self.start
+        return rest
+
     def over(self, costs: Costs, share: float = 1.0) -> bool:
         """True if that share of the budget is spent."""
         spent, whole = (costs.planner.calls, self.calls) if self.calls else (self.spent_seconds, self.seconds)
