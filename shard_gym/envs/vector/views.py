@@ -194,13 +194,13 @@ class FlatView(View):
             shown[:, WIDTH + 2 : STATE] = np.minimum(remains(self.shelf, self.states, self.remaining), LIMIT)
         cost, alone = np.ascontiguousarray(self.costs.cost.T), self.shelf.rows.alone.take(row)
         np.divide(cost, self.share, out=devices[:k], casting="same_kind")
-        closed = None if masks.all() else masks
-        devices[k:] = device_gaps(
-            cost, alone, 1.0 if self.alike else self.pace, None if closed is None else closed[:, :k].T
-        )
-        shown[:, STATE : STATE + 2 * k] = np.clip(devices, -LIMIT, LIMIT, out=devices).T
-        if closed is not None or not self.open:
-            shown[:, STATE + PER_DEVICE * k :], self.open = masks, closed is None
+        was_open, self.open = self.open, bool(masks.all())
+        mask, pace = None if self.open else masks[:, :k].T, 1.0 if self.alike else self.pace
+        devices[k:] = device_gaps(cost, alone, pace, mask)
+        np.maximum(np.minimum(devices, LIMIT, out=devices), -LIMIT, out=devices)
+        shown[:, STATE : STATE + 2 * k] = devices.T
+        if not (self.open and was_open):
+            shown[:, STATE + PER_DEVICE * k :] = masks
         return shown.copy() if self.copy else shown
 
     def final(self, envs: np.ndarray, cost: np.ndarray) -> np.ndarray:
