@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shard_gym import make_pool, simulators
@@ -68,6 +68,7 @@ def test_values_of_the_program_are_the_plans_costs_and_bytes(seed, host):
     task = drawn(seed, 5, 0.3, **more)
     choices = Choices(task, lambda shards: TORCHREC.embed_shards(task, shards))
     chosen = random_options(choices, np.random.default_rng(seed))
+    assume(chosen)
     model = OptionsModel(choices)
     longest = model.variable(cost=1.0)
     model.memory()

@@ -106,6 +106,11 @@ all of one host for each part |
         return self._one_device and set(self.residence) <= {"hbm"}
 
     @property
+    def whole_tables(self) -> bool:
+        """True if every table is whole in the memory of one device."""
+        return self.table_wise and not self.splits
+
+    @property
     def _one_device(self) -> bool:
         return set(self.kind) <= {"tw"} and set(map(len, self.devices)) <= {1}
 

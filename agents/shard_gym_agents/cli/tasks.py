@@ -188,11 +188,14 @@ def constrained(task: Task, options: argparse.Namespace) -> Task:
 
 
 def in_use(task: Task, path: Path) -> Plan:
-    """The plan of a file, if it can be `base`: of this task, and without splits."""
+    """The plan of a file, if it can be `base`: of this task, and of whole tables."""
     plan = Plan.load(path)
     check(task, plan)
-    if plan.splits:
-        raise InvalidTask(f"{path} splits tables: base has one device a table, so the plan in use must have no splits")
+    if not plan.whole_tables:
+        told = "so the plan in use must be of whole tables; `shard-gym reshard` takes any"
+        raise InvalidTask(
+            f"{path} splits tables, or shards or keeps them in other ways: base has one device a table, {told}"
+        )
     return plan
 
 

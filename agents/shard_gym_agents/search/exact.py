@@ -174,7 +174,8 @@ class _OfKinds:
 
     def solved(self) -> Solved:
         """The plan with its certificate."""
-        known, found, search = _known_bound(self.task, self.planner), [], self.search
+        found, search, exact = [], self.search, self.search.rates is not None
+        known = search.prices.bound * SAFETY if exact else _known_bound(self.task, self.planner)
         search.run(search.greedy(), task_rng(self.settings.seed, self.task))
         start = search.plan if search.chosen else None
         try:
