@@ -133,7 +133,7 @@ def delta_report(task: Task, delta: Delta, scores: Sequence[Score]) -> str:
 
 
 def _moves(task: Task, delta: Delta) -> Iterator[str]:
-    """What moves, line by line; which rows, where not all of a table's do."""
+    """The moves, line by line; with rows, where not all of a table's move."""
     wide, by_rows = max(5, *(len(move.name) for move in delta.moves)), any(move.rows for move in delta.moves)
     digits = len(f"{task.tables.rows.max()}")
     rows = f" {'rows':>{2 * digits + 1}}" if by_rows else ""

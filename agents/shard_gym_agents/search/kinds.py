@@ -26,7 +26,7 @@ from shard_gym_agents.search.choices import Choices, Option
 from shard_gym_agents.search.kinds_board import LIFT, Board
 from shard_gym_agents.search.kinds_swaps import even_out
 from shard_gym_agents.search.state import Budget, Costs
-from shard_gym_agents.solvers.solver import Progress, require_number, task_rng
+from shard_gym_agents.solvers.solver import Progress, no_luck, require_number, task_rng
 
 RUIN = (2, 9)  # tables taken out at a time: from, below
 FROM_SLOW = 0.8  # share of the times that they are taken from the slowest device and another
@@ -278,7 +278,7 @@ def random_plan(task: Task, rng: np.random.Generator, tries: int = 100) -> Plan:
             return choices.plan(chosen)
     plan = evenly(task)
     if plan is None or violations(task, plan):
-        raise InfeasibleTask("random options find no plan, which does not prove that there is none")
+        raise no_luck("random options find no plan")
     return plan
 
 
