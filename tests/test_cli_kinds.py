@@ -170,3 +170,25 @@ def test_plans_that_the_task_does_not_allow_are_refused(tables, stored, capsys):
     for message, kinds in wrong.items():
         assert main(["score", *tables, "--plan", plan, *kinds]) == 2
         assert message in capsys.readouterr().err
+
+
+BROKEN = {
+    "table 0 is cached: its share of rows in device memory is more than 0 and at most 1, got 1.5": {
+        "share": [1.5, 1, 1]
+    },
+    "table 0 ('a') is rw on devices (0, 1, 2): it goes to all, 0 to 3": {"devices": [[0, 1, 2], [2, 3], [0, 1, 2, 3]]},
+    "table 1 ('b') is twrw on devices (2, 2): it goes to all 2 of a host": {"devices": [[*ALL], [2, 2], [*ALL]]},
+    "table 2 has the unknown kind 'hybrid'": {"kind": ["rw", "twrw", "hybrid"]},
+    "table 1 has the unknown residence 'ssd'": {"residence": ["cached", "ssd", "hbm"]},
+    "a plan has device, splits, kind, devices, got": {"schema": "shard-gym/plan/1"},
+}
+
+
+@pytest.mark.parametrize("message", BROKEN)
+def test_plans_that_are_none_are_refused_in_one_line(stored, tmp_path, capsys, message):
+    task, _ = stored
+    (tmp_path / "broken.json").write_text(json.dumps(PLAN.to_dict() | BROKEN[message]))
+    for command in (["score", "--plan"], ["stats"]):
+        assert main([*command, str(tmp_path / "broken.json"), *task]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1

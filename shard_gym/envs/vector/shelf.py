@@ -10,7 +10,7 @@ import numpy as np
 
 from shard_gym.envs.bank import Settings
 from shard_gym.envs.episodes import Episode
-from shard_gym.envs.observations import WIDTH
+from shard_gym.envs.observations import LIMIT, STATE, WIDTH, put_next
 from shard_gym.plan.nodes import Nodes, Options
 from shard_gym.plan.rules import Rules
 from shard_gym.task.task import Constraints, Task
@@ -31,6 +31,7 @@ class Rows:
     amounts: np.ndarray  # (R, 4) what a piece counts for in what remains
     alone: np.ndarray  # (R,) single cost, ms
     remaining: np.ndarray  # (R, 5) float32; with split actions its last column only
+    flat: np.ndarray  # (R, 29) float32, the first columns of "flat", for it only; what queues change is not to be read
 
 
 @dataclass
@@ -175,6 +176,16 @@ class Shelf:
         else:
             rows.amounts[body, 1] = p.alone[order]  # not rounded: nothing is taken off again
             rows.remaining[block] = episode.remaining
+        if self.settings.observation == "flat":
+            share, size = p.total_cost / self.num_devices, np.maximum(options.size[block], 0)
+            put_next(
+                rows.flat[block],
+                rows.shown[block],
+                rows.alone[block, None] / share,
+                size / max(p.task.memory),
+                rows.remaining[block],
+            )
+            np.clip(rows.flat[block], -LIMIT, LIMIT, out=rows.flat[block])
 
     def _group(self, task: Task) -> int:
         for i, other in enumerate(self.groups):
@@ -230,6 +241,7 @@ class Shelf:
             amounts=np.zeros((few, 4)),
             alone=np.zeros(few),
             remaining=np.zeros((few, 5), np.float32),
+            flat=np.zeros((few if self.settings.observation == "flat" else 0, STATE), np.float32),
         )
 
     def _empty_slots(self, count: int) -> Slots:
