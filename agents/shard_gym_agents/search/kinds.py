@@ -29,11 +29,14 @@ from shard_gym_agents.search.kinds_board import LIFT, Board
 from shard_gym_agents.search.kinds_pieces import Pieces, improved
 from shard_gym_agents.search.kinds_swaps import even_out
 from shard_gym_agents.search.state import Budget, Costs
-from shard_gym_agents.solvers.solver import Progress, require_number, task_rng
+from shard_gym_agents.solvers.solver import Progress, no_luck, require_number, task_rng
 
 RUIN = (2, 9)  # tables taken out at a time: from, below
 POLISH = 0.25  # share of the changes after which shards are swapped until no swap helps
-WIDE = 0.05
+EMPTIED = 0.1  # share of the changes that take out all of a few devices, ...
+EMPTY = 1, 4  # ... how many: from, below, ...
+DEAR = 4  # ... and one of so many tables that are farthest above the bound
+WILD = 0.1  # share of the changes that begin with a table in any option that has room
 FROM_SLOW = 0.8  # share of the times that they are taken from the slowest device and another
 RISES = 0, 0.1, 0.3, *(4.0**n for n in range(12))  # of the price of memory, in units of what a device costs
 ENOUGH, DESPERATE = 4, 8  # greedy plans tried, at least; those where none has room for all
@@ -42,7 +45,7 @@ NARROWER = 0.7  # of the gap to the bound that options were left out for, before
 LOW = -0.5  # in the end: what is far below the slowest counts for nothing
 WARM = 0.0003  # of the bound: how much for the worse a change may be at first
 ROUNDS = 4  # of a search by costs that do not add up: the costs of shards are asked about anew
-NOISE = 0.7, 1.3  # of the price of memory
+NOISE = 0.0, 1.5  # of the price of memory
 CLOSE = 1e-4  # to the bound: good enough
 CHECK = 256  # changes after which running sums are added up anew
 
@@ -217,13 +220,15 @@ class Search:
     def _changed(self, board: Board, missing: list[int], rng: np.random.Generator, worse: float) -> list[int] | None:
         """Take some items out and put them and those missing in; what is missing then, or None where it was undone."""
         before = board.worth
-        out = self._ruined(board, rng)
+        out = self._emptied(board, rng) if rng.random() < EMPTIED else self._ruined(board, rng)
         old = {item: board.chosen[item] for item in out}
         for item in out:
             board.take(item)
         back, lost, noise = [*missing, *out], [], float(rng.uniform(*NOISE))
-        for item in rng.permutation(back).tolist():
-            if (option := board.best(item, noise)) is None:
+        wild = rng.random() < WILD
+        for number, item in enumerate(back):
+            option = board.any(item, rng) if wild and not number else board.best(item, noise)
+            if option is None:
                 lost.append(item)
             else:
                 board.put(item, option)
@@ -262,21 +267,28 @@ class Search:
             return self.costs.planner.calls / self.budget.calls
         return self.budget.spent_seconds / max(self.budget.seconds, 1e-9)
 
+    def _emptied(self, board: Board, rng: np.random.Generator) -> list[int]:
+        """Items to take out: one of those farthest above the bound, and all of a few devices, dearest first."""
+        placed = list(board.chosen)
+        excess = [self.prices.excess[board.chosen[item].form, board.chosen[item].choice] for item in placed]
+        dear = placed[int(np.argsort(excess)[-1 - int(rng.integers(min(DEAR, len(placed))))])]
+        k = len(board.load)
+        devices = rng.choice(k, min(int(rng.integers(*EMPTY)), k), replace=False)
+        out = np.flatnonzero(board.alone[:, devices].any(axis=1))
+        by_cost = out[np.argsort(-board.cost[out].max(axis=1), kind="stable")]
+        return list(dict.fromkeys([dear, *by_cost.tolist()]))
+
     def _ruined(self, board: Board, rng: np.random.Generator) -> list[int]:
         """Items to take out: some of the slowest device, or of all."""
         placed = np.fromiter(board.chosen, np.int64, len(board.chosen))
         count = min(int(rng.integers(*RUIN)), len(placed))
-        if rng.random() < WIDE:
-            worst = [self.prices.excess[(o := board.chosen[i]).form, o.choice] for i in placed.tolist()]
-            first = placed[np.argsort(worst)[-1 - int(rng.integers(min(4, len(placed))))]]
-            many = rng.choice(placed, int(rng.integers(count, 1 + max(count, len(placed) // 4))), replace=False)
-            return list(dict.fromkeys([int(first), *many.tolist()]))
         if rng.random() < FROM_SLOW:
             slow = int(board.load.argmax())
             other = int(rng.integers(len(board.load)))
             mine, theirs = (placed[board.cost[placed, d] > 0] for d in (slow, other))
             some = rng.permutation(mine)[: (count + 1) // 2]
-            return list(dict.fromkeys([*some.tolist(), *rng.permutation(theirs)[: count // 2].tolist()]))
+            out = dict.fromkeys([*some.tolist(), *rng.permutation(theirs)[: count // 2].tolist()])
+            return rng.permutation(list(out)).tolist()
         return rng.choice(placed, count, replace=False).tolist()
 
     @property
@@ -328,7 +340,7 @@ def random_plan(task: Task, rng: np.random.Generator, tries: int = 100) -> Plan:
             return choices.plan(chosen)
     plan = evenly(task)
     if plan is None or violations(task, plan):
-        raise InfeasibleTask("random options find no plan, which does not prove that there is none")
+        raise no_luck("random options find no plan")
     return plan
 
 
