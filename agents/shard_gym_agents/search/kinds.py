@@ -129,7 +129,7 @@ class Search:
         return board
 
     def _attempts(self) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
-        """What loads are raised by, prices of memory, and orders of items: by what they cost, memory paid for; by
+        """Rises of loads, prices of memory, and orders of items: by what they cost, memory paid for; by
         that or memory, whichever is the larger share."""
         forms, room = self.choices.forms, self.choices.room.sum(axis=1)
         size = self.choices.rules.merged(forms.taken[0, forms.first[:-1], DEVICE]) / room[0]
