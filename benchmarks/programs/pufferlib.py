@@ -61,11 +61,13 @@ def ppo(options: Options) -> Row:
     policy = pufferlib.models.Default(envs.driver_env, hidden_size=64)
     config = {**defaults(options.source), **SETTINGS, "env": ENV_ID, "device": "cpu", "total_timesteps": 10**9}
     trainer, clock = pufferlib.pufferl.PuffeRL(config, envs, policy), Clock()
-    while clock() < options.seconds:
-        trainer.evaluate()
-        trainer.train()
+    try:
+        while clock() < options.seconds:
+            trainer.evaluate()
+            trainer.train()
+    finally:
+        trainer.utilization.stop()  # a thread, which would keep the program
     spent = clock()
-    trainer.utilization.stop()
 
     def act(shown: Any, masks: np.ndarray) -> np.ndarray:
         with torch.no_grad():
