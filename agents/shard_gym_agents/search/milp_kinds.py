@@ -49,8 +49,8 @@ class OptionsModel(Linear):
                 self.row(0.0, [*variables, self.taken[way]], [1.0] * len(variables) + [-float(count)], 0.0)
             found = variables.tolist() if count == 1 else [self.taken[way]]
             one_of[int(forms.table[self.ways[way, 0]])] += found
-        for variables in one_of.values():
-            self.row(1.0, variables, np.ones(len(variables)), 1.0)
+        for found in one_of.values():
+            self.row(1.0, found, np.ones(len(found)), 1.0)
 
     def _keep(self) -> None:
         """Keep pins, and tables apart that are on one device each."""

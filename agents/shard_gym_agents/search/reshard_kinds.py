@@ -119,7 +119,7 @@ class Resharding:
     def _put_back(self, placed: Placed, item: int, old: Option) -> bool:
         """Put an item back by the best of its options that have room; False if none has."""
         options = [placed.board.best(item), old, *(way[item] for way in self.ways if item in way)]
-        tried = []
+        tried: list[tuple[float, int, Option]] = []
         for option in {(o.form, o.choice, o.targets): o for o in options if o is not None}.values():
             if placed.has_room(item, option):
                 placed.put(item, option)
