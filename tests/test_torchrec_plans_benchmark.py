@@ -127,13 +127,15 @@ def test_rows_by_hand():
 
 def test_targets_by_hand():
     worse = judged(**{DEFAULT: [1.0, 2.0], "others": [1.0, 2.0], "estimate": [1.1, 2.0]})
-    assert [check.passed for check in torchrec_plans.checks([worse])][:3] == [True, False, True]
-    assert torchrec_plans.checks([worse])[1].reached == "1 of 2, by 10.00% at most"
+    assert [check.passed for check in torchrec_plans.checks([worse])][:4] == [True, True, False, True]
+    assert torchrec_plans.checks([worse])[2].reached == "1 of 2, by 10.00% at most"
     assert torchrec_plans.checks([worse])[-1] == torchrec_plans.Check(
         "below TorchRec's best, 10x16 on two hosts, mean: 10 %", "-5.0%", False
     )
     lacking = judged(**{"others": [1.0, 2.0], "both": [1.0, np.nan]})
-    assert [check.passed for check in torchrec_plans.checks([lacking])][:3] == [False, True, True]
+    assert [check.passed for check in torchrec_plans.checks([lacking])][:4] == [True, False, True, True]
+    lacking.seconds[DYNAMIC][1] = np.nan
+    assert torchrec_plans.checks([lacking])[0].reached == "1 of 2"
 
 
 def test_plans_are_found_kept_judged_and_checked(small, capsys):
