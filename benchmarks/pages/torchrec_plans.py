@@ -73,7 +73,7 @@ class Judged:
         for name, ms in self.shown.items():
             over, less, saved = ms[:, 0] / self.bound - 1, 1 - ms[:, 0] / default, 1 - ms[:, 0] / best
             plans = int(np.isfinite(ms[:, 0]).sum())
-            cells = [NAMES.get(name, name), f"{plans} of {len(ms)}", f"{seconds[name].mean():.2f}"]
+            cells = [NAMES.get(name, name), f"{plans} of {len(ms)}", _mean(seconds[name])]
             cells += [_percent(over, np.nanmean, 2), _percent(over, np.nanmax, 2), _percent(less, np.nanmean)]
             found.append([*cells, _percent(saved, np.nanmean), _percent(saved, np.nanmin)])
         return found
@@ -110,6 +110,10 @@ def _measured(task: Task, run: Run | None) -> list[float]:
     return [each.makespan for each in found]
 
 
+def _mean(values: np.ndarray) -> str:
+    return f"{np.nanmean(values):.2f}" if np.isfinite(values).any() else ""
+
+
 def _percent(values: np.ndarray, of: np.ufunc, digits: int = 1, sign: str = "") -> str:
     return f"{of(values):{sign}.{digits}%}" if np.isfinite(values).any() else ""
 
@@ -129,7 +133,11 @@ def checks(judged: Sequence[Judged]) -> list[Check]:
     over = np.concatenate([each.ms[ESTIMATE][:, 0] / each.bound - 1 for each in judged])
     default = np.concatenate([1 - (each.ms[ESTIMATE] / each.ms[DEFAULT])[:, 0] for each in judged])
     missing = sum(int(np.isnan(each.ms[aim]).any(axis=1).sum()) for each in judged for aim in AIMS)
-    found = [Check("plans that we lack", f"{missing}", missing == 0)]
+    run = np.concatenate([np.isfinite([each.seconds[way] for way in WAYS]).all(axis=0) for each in judged])
+    found = [
+        Check("tasks that TorchRec's planner was run on", f"{run.sum()} of {len(run)}", bool(run.all())),
+        Check("plans that we lack", f"{missing}", missing == 0),
+    ]
     for what, of in (("estimate", worse[::2]), ("critical path", worse[1::2])):
         values = np.concatenate(of)
         above = int((values > WORSE).sum())
@@ -137,8 +145,8 @@ def checks(judged: Sequence[Judged]) -> list[Check]:
         found.append(Check(f"tasks where TorchRec's best has a lower {what}", told, above == 0))
     return [
         *found,
-        Check("estimate over the bound, mean: at most 1 %", f"{over.mean():.2%}", over.mean() <= 0.01),
-        Check("estimate over the bound, worst: at most 3 %", f"{over.max():.2%}", over.max() <= 0.03),
+        Check("estimate over the bound, mean: at most 1 %", _percent(over, np.nanmean, 2), np.nanmean(over) <= 0.01),
+        Check("estimate over the bound, worst: at most 3 %", _percent(over, np.nanmax, 2), np.nanmax(over) <= 0.03),
         Check("below TorchRec's default, mean: 20 %", _percent(default, np.nanmean), np.nanmean(default) >= 0.2),
         *(_below_best(each) for each in judged if each.size.devices == 2 * HOST),
     ]

@@ -112,7 +112,7 @@ def run_theirs() -> None:
     """Run what is not yet there. A search space that is not enumerated in time is the same for every configuration."""
     logging.getLogger().setLevel(logging.ERROR)
     path = RUNS / f"{THEIRS}.jsonl"
-    done = {run.key: run for run in read_lines(path)}
+    done = kept(THEIRS) | {run.key: run for run in read_lines(path)}
     for _, task in every():
         for way in WAYS:
             if (task.name, way) in done:
@@ -122,7 +122,7 @@ def run_theirs() -> None:
             done[found.key] = found
             ledger.append(path, asdict(found))
             print(found.task, found.way, found.seconds, found.why[:80], flush=True)
-    pack(THEIRS, read_lines(path))
+    pack(THEIRS, list(done.values()))
 
 
 def ours(size: Size, task: Task, aim: str) -> Run:
@@ -146,7 +146,7 @@ def _aimed(task: Task, aim: str) -> tuple[Task, FastSimulator]:
 
 def run_ours(aims: Sequence[str]) -> None:
     """Plan all tasks by these aims anew."""
-    found = kept(OURS) if (KEPT / f"{OURS}.jsonl.gz").exists() else {}
+    found = kept(OURS)
     for size, task in every():
         for aim in aims:
             run = ours(size, task, aim)
@@ -167,8 +167,10 @@ def pack(name: str, runs: Sequence[Run]) -> None:
 
 
 def kept(name: str) -> dict[tuple[str, str], Run]:
-    """Runs that are kept, by task and way; those of other tasks are refused."""
+    """Runs that are kept, by task and way, none where there is no file; those of other tasks are refused."""
     path = KEPT / f"{name}.jsonl.gz"
+    if not path.exists():
+        return {}
     found = [Run(**json.loads(line)) for line in gzip.decompress(path.read_bytes()).splitlines()]
     hashes = {task.name: task.hash for _, task in every()}
     if odd := next((run for run in found if hashes.get(run.task) != run.hash), None):
