@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import shard_gym_agents
 from shard_gym import Task, make_pool, simulators
@@ -12,6 +14,7 @@ from shard_gym.results.evaluate import score
 from shard_gym.task.constraints import KINDS, Constraints
 from shard_gym.task.links import Links
 from shard_gym_agents import make
+from tests.test_search_kinds import brute_force, drawn
 
 TORCHREC = simulators.make("torchrec:cuda-v1")
 ROOFLINE = simulators.make("roofline:h100-v1")
@@ -100,6 +103,27 @@ def test_neuroshard_cuts_columns_and_says_when_that_is_not_enough():
         make("neuroshard")(TASKS["rules"], TORCHREC)
     with pytest.raises(InvalidTask, match="devices' memory"):
         make("neuroshard")(replace(HOST, residences=("uvm",)), TORCHREC)
+
+
+@pytest.mark.parametrize("seed", [1, 4])
+def test_beam_finds_the_best_of_all_plans_of_few_tables(seed):
+    task = drawn(seed, tables=3 + seed % 2, fill=(0.5, 0.9)[seed % 2])
+    plan = make("beam", calls=6_000)(task, TORCHREC)
+    assert score(task, plan, TORCHREC).makespan == pytest.approx(brute_force(task, TORCHREC), rel=1e-9)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([0.4, 0.9]), st.sampled_from([TORCHREC, ROOFLINE]))
+def test_beam_is_never_worse_than_cost_greedy(seed, fill, planner):
+    task = drawn(seed, 8, fill)
+    worth = [score(task, make(name, **FAST.get(name, {}))(task, planner), planner) for name in ("cost-greedy", "beam")]
+    assert worth[1].feasible and worth[1].makespan <= worth[0].makespan * (1 + 1e-9)
+
+
+def test_beam_is_told_of_and_stopped():
+    told = []
+    make("beam", progress=lambda ms, _: told.append(ms) or len(told) == 2)(drawn(3, 12, 0.6), TORCHREC)
+    assert len(told) == 2 and told[1] < told[0]
 
 
 def test_random_search_is_the_best_of_its_random_plans():

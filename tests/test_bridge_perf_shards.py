@@ -57,7 +57,7 @@ def estimated(module, sharder, constraints, setup):
 
 
 def statistics(table):
-    """What the library is told of a cache, so that it expects the table's misses."""
+    """Statistics of a cache, by which the library expects the table's misses."""
     from torchrec.distributed.types import CacheStatistics
 
     class Told(CacheStatistics):

@@ -1,10 +1,11 @@
 """Programs over all kinds of sharding, against all plans of tiny tasks."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shard_gym import make_pool, simulators
@@ -12,13 +13,13 @@ from shard_gym.bounds import lower_bound
 from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.plan.violations import violations
 from shard_gym.results.evaluate import score
-from shard_gym.simulators.base import plan_latency
+from shard_gym.simulators.base import counted, plan_latency
 from shard_gym.task.constraints import KINDS, Constraints
-from shard_gym_agents.search.choices import Choices
+from shard_gym_agents.search.choices import Choices, Option
 from shard_gym_agents.search.exact import Milp, decide
 from shard_gym_agents.search.kinds import random_options
 from shard_gym_agents.search.milp_kinds import OptionsModel
-from tests.test_search_kinds import ROOFLINE, TORCHREC, brute_force, drawn
+from tests.test_search_kinds import ROOFLINE, TORCHREC, brute_force, drawn, options_of
 
 pytest.importorskip("highspy")
 PATIENT = Milp(budget=1.5)  # the program of so few tables is solved in a part of it
@@ -68,6 +69,7 @@ def test_values_of_the_program_are_the_plans_costs_and_bytes(seed, host):
     task = drawn(seed, 5, 0.3, **more)
     choices = Choices(task, lambda shards: TORCHREC.embed_shards(task, shards))
     chosen = random_options(choices, np.random.default_rng(seed))
+    assume(chosen)
     model = OptionsModel(choices)
     longest = model.variable(cost=1.0)
     model.memory()
@@ -123,3 +125,28 @@ def test_progress_is_told_and_may_stop_the_program():
     plan = Milp(budget=3.0, progress=lambda ms, _: told.append(ms) or len(told) == 2)(drawn(3, 12, 0.6), TORCHREC)
     assert told == sorted(told, reverse=True) and len(told) <= 3
     assert violations(drawn(3, 12, 0.6), plan) == []
+
+
+@pytest.mark.parametrize("planner", [TORCHREC, ROOFLINE], ids=lambda planner: planner.id)
+@pytest.mark.parametrize("objective", ["iteration", "torchrec-critical-path"])
+def test_longest_times_of_parts_add_up_to_the_makespan(planner, objective):
+    task = replace(drawn(4, 6, 0.3), objective=objective)
+    if objective not in planner.objectives:
+        return
+    sums = np.random.default_rng(0).uniform(0, 1e3, (4, planner.floors(task)[0].shape[1]))
+    parts = [(weights * sums).sum(axis=1).max() for weights in planner.longest(task)]
+    makespan = float(planner.decode(task, sums).makespan(objective))
+    assert sum(parts) == pytest.approx(makespan, rel=1e-12) if parts else planner is ROOFLINE
+    assert len(counted(planner).longest(task)) == len(parts)
+
+
+def test_the_critical_path_is_solved_as_well_as_by_brute_force():
+    """All plans of two tables, each costed as plans are."""
+    task = drawn(3, 2, 0.9, objective="torchrec-critical-path")
+    choices = Choices(task, lambda shards: TORCHREC.embed_shards(task, shards))
+    every = product(*([Option(0.0, *one) for one in options_of(choices.forms, t)] for t in range(2)))
+    plans = [choices.plan(dict(enumerate(chosen))) for chosen in every]
+    worth = [score(task, plan, TORCHREC) for plan in plans]
+    best = min(found.makespan for found in worth if found.feasible)
+    found = PATIENT.solve(task, TORCHREC)
+    assert found.makespan == pytest.approx(best, rel=2e-4) and found.bound <= best <= found.bound * 1.001

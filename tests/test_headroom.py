@@ -202,7 +202,7 @@ def test_a_campaign_writes_plans_cards_and_the_page(whole):
 
 
 def killed(folder):
-    """What a kill leaves of the runs: five lines, and half of the sixth."""
+    """A kill leaves five lines of the runs, and half of the sixth."""
     for path in (folder / "runs").glob("*.jsonl"):
         lines = path.read_text().splitlines(keepends=True)
         path.write_text("".join(lines[:5]) + lines[5][:40])

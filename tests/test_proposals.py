@@ -1,4 +1,4 @@
-"""What would help a task that has no plan: numbers that can be worked out by hand. A table has 64,000 bytes."""
+"""Changes that would help a task without a plan: numbers that can be worked out by hand. A table has 64,000 bytes."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ def test_halves_need_less_memory_than_whole_tables():
 
 
 def test_splits_that_are_enough():
-    """On devices of a table and a half, one table has to be halved."""
+    """One table has to be halved on devices of a table and a half."""
     task = replace(THREE, memory=(96_000,) * 2)
     assert proposals(task)[0] == "splits: there is a plan with 1 halving of columns, of 'a' (--allow-splits)"
     allowed = replace(task, splits_allowed=True)

@@ -73,7 +73,7 @@ def test_kinds_and_hosts_memory_go_through():
 
 
 def test_a_model_that_is_too_big_is_refused_in_words():
-    """It is on meta: its 2**46 bytes are nowhere."""
+    """The model is on meta: its 2**46 bytes are nowhere."""
     with pytest.raises(InfeasibleTask, match="user"):
         plan_model(model(rows=2**40), 2, 1)
 

@@ -59,7 +59,7 @@ def planners(monkeypatch):
 
 
 def check_rating_and_bytes(task, plan, ran):
-    """What the library says of the options it chose, by its own estimators, is what we say of the plan."""
+    """The library's own estimators say of the options it chose what we say of the plan."""
     from torchrec.distributed.planner.perf_models import NoopPerfModel
     from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
     from torchrec.optim import apply_optimizer_in_backward

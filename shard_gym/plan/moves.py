@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from shard_gym.errors import InvalidTask
-from shard_gym.memory.shards import STATES, Shards
+from shard_gym.memory.shards import STATES
 from shard_gym.memory.usage import optimizer_bytes
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.shards import shards
@@ -61,18 +61,20 @@ class Delta:
 
 def delta(task: Task, old: Plan, new: Plan) -> Delta:
     """Moves from the old plan of a task to the new one, which may shard its tables in other ways."""
-    overlaps = _overlaps(task, old, new)
-    gone = overlaps.take(overlaps.source != overlaps.target)
-    sent, received = np.zeros((2, task.num_devices), np.int64)
-    np.add.at(sent, gone.source, gone.bytes)
-    np.add.at(received, gone.target, gone.bytes)
+    gone = _gone(task, old, new)
+    sent, received = _counted(task, gone).tolist()
     numbers = np.stack([getattr(gone, name) for name in _OF_A_MOVE], axis=1)
     name, height = task.tables.name, task.tables.rows.tolist()
     moves = tuple(
         Move(t, name[t], (first, last), size, source, target, None if end - top == height[t] else (top, end))
         for t, first, last, size, source, target, top, end in numbers.tolist()
     )
-    return Delta(moves, tuple(sent.tolist()), tuple(received.tolist()))
+    return Delta(moves, tuple(sent), tuple(received))
+
+
+def sent_received(task: Task, old: Plan, new: Plan) -> np.ndarray:
+    """Bytes that each device sends, and receives, (2, K): those of `delta`, without its moves."""
+    return _counted(task, _gone(task, old, new))
 
 
 def aligned(task: Task, old: Plan, new: Plan, links: Links | None = None) -> Plan:
@@ -93,7 +95,7 @@ def aligned(task: Task, old: Plan, new: Plan, links: Links | None = None) -> Pla
     group = 0 if wires is None or task.objective == "kernel" else wires.group
     name = _names(stays, _kinds(task), group or task.num_devices)
     found = _renamed(task, new, name)
-    if not new.table_wise and delta(task, old, found).bytes >= delta(task, old, new).bytes:
+    if not new.table_wise and sent_received(task, old, found).sum() >= sent_received(task, old, new).sum():
         return new
     strict = task.constraints.max_moves is not None or not new.table_wise
     if strict and violations(task, found) and not violations(task, new):
@@ -121,10 +123,10 @@ def moved_bytes(task: Task) -> np.ndarray:
     return weights if task.accounting == "weights" else weights + optimizer_bytes(task)
 
 
-def moved_bytes_of(task: Task, shards: Shards) -> np.ndarray:
-    """The `moved_bytes` of each shard, (S,) int64."""
+def moved_bytes_of(task: Task, table: np.ndarray, rows: np.ndarray, dim: np.ndarray) -> np.ndarray:
+    """The `moved_bytes` of shards of tables, (S,) int64, by their rows and columns."""
     a_row, a_weight = (0, 0) if task.accounting == "weights" else STATES[task.optimizer]
-    return (shards.rows * (a_row + (shards.of.element_bytes + a_weight) * shards.dim)).astype(np.int64)
+    return (rows * (a_row + (task.tables.element_bytes[table] + a_weight) * dim)).astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,11 +165,24 @@ def _overlaps(task: Task, old: Plan, new: Plan) -> _Overlaps:
     begins = np.append(True, (key[1:] != key[:-1]).any(axis=1) | (first[1:] != last[:-1]))[: len(b)]
     b, source, top, end, first = (values[begins] for values in (b, was.device[a], top, end, first))
     last = last[np.append(begins[1:], True)[: len(begins)]]
-    a_column = moved_bytes_of(task, now) / now.dim
+    a_column = moved_bytes_of(task, now.table, now.rows, now.dim) / now.dim
     size = np.rint((last - first) * a_column[b] * ((end - top) / now.rows[b])).astype(np.int64)
     table, target = now.table[b], now.device[b]
     parts = _Overlaps(table, first, last, size, source, target, top, end)
     return parts.take(np.lexsort((target, first, top, table)))
+
+
+def _gone(task: Task, old: Plan, new: Plan) -> _Overlaps:
+    """The parts that do not stay on their device."""
+    overlaps = _overlaps(task, old, new)
+    return overlaps.take(overlaps.source != overlaps.target)
+
+
+def _counted(task: Task, gone: _Overlaps) -> np.ndarray:
+    found = np.zeros((2, task.num_devices), np.int64)
+    for row, device in zip(found, (gone.source, gone.target), strict=True):
+        np.add.at(row, device, gone.bytes)
+    return found
 
 
 def _pairs(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -156,6 +156,13 @@ class FastSimulator:
         """Weights of each device's sum, (K, H), that give its cost, ms, where nothing else counts; None: it is more."""
         return None
 
+    def longest(self, task: Task) -> list[np.ndarray]:
+        """Weights as of `rates`, of each part of a step that ends when the slowest device is done with it.
+
+        The longest times of all parts add up to the makespan. Empty: it is more.
+        """
+        return [] if (rates := self.rates(task)) is None else [rates]
+
     def floors(self, task: Task) -> list[np.ndarray]:
         """Weights as of `rates` that give no more than a device costs, or than they average to, for bounds."""
         if (rates := self.rates(task)) is not None:
@@ -310,6 +317,9 @@ class Counted(FastSimulator):
 
     def rates(self, task: Task) -> np.ndarray | None:
         return self.simulator.rates(task)
+
+    def longest(self, task: Task) -> list[np.ndarray]:
+        return self.simulator.longest(task)
 
     def decode(self, task: Task, sums: np.ndarray) -> Latency:
         self.calls += math.prod(sums.shape[:-2])

@@ -128,20 +128,30 @@ def delta_report(task: Task, delta: Delta, scores: Sequence[Score]) -> str:
         lines += [f"INFEASIBLE, the {which} plan: {violation}" for violation in found.violations]
     lines.append(f"{delta.tables} of {task.num_tables} tables move, {delta.bytes / GB:.2f} GiB")
     if delta.moves:
-        wide = max(5, *(len(move.name) for move in delta.moves))
-        lines.append(f"{'table':{wide}} {'columns':>9} {'GiB':>8} {'from':>5} {'to':>5}")
-        lines += [
-            f"{move.name:{wide}} {move.columns[0]:4}-{move.columns[1] - 1:<4} {move.bytes / GB:8.3f} "
-            f"{move.source:5} {move.target:5}"
-            for move in delta.moves
-        ]
+        lines += _moves(task, delta)
     return "\n".join(lines)
 
 
+def _moves(task: Task, delta: Delta) -> Iterator[str]:
+    """Lines of what moves; with rows, where not all of a table's do."""
+    wide, by_rows = max(5, *(len(move.name) for move in delta.moves)), any(move.rows for move in delta.moves)
+    digits = len(f"{task.tables.rows.max()}")
+    rows = f" {'rows':>{2 * digits + 1}}" if by_rows else ""
+    yield f"{'table':{wide}} {'columns':>9}{rows} {'GiB':>8} {'from':>5} {'to':>5}"
+    for move in delta.moves:
+        if by_rows:
+            top, end = move.rows or (0, int(task.tables.rows[move.table]))
+            rows = f" {top:{digits}}-{end - 1:<{digits}}"
+        columns = f"{move.columns[0]:4}-{move.columns[1] - 1:<4}"
+        yield f"{move.name:{wide}} {columns}{rows} {move.bytes / GB:8.3f} {move.source:5} {move.target:5}"
+
+
 def delta_json(delta: Delta, scores: Sequence[Score]) -> str:
-    """The same as JSON."""
+    """The same as JSON; a move tells its rows where they are not all of the table's."""
     worth = {which: asdict(score) for which, score in zip(("old", "new"), scores, strict=True)}
-    return json.dumps(worth | {"tables": delta.tables, "bytes": delta.bytes, **asdict(delta)})
+    told = asdict(delta)
+    told["moves"] = [{name: value for name, value in move.items() if value is not None} for move in told["moves"]]
+    return json.dumps(worth | {"tables": delta.tables, "bytes": delta.bytes, **told})
 
 
 def repaid(delta: Delta, scores: Sequence[Score], gb_s: float) -> str:

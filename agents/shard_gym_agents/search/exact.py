@@ -7,9 +7,9 @@ tasks the program's bound becomes one on the makespan through it. Other planners
 shard, without a certificate. Constraints are kept.
 
 Of tasks of more kinds of sharding the program has all options of every table. Where costs add up over a device's
-shards, as those of `torchrec:cuda-v1` do, it is exact. Of other planners it has the sums that bounds rest on, so its
-bound is one on the makespan and its plans are not the fastest; or where there are none, what shards add near the best
-plan so far, without a certificate.
+shards, or are the longest times of parts that do, as those of `torchrec:cuda-v1`, it is exact. Of other planners it has
+the sums that bounds rest on, so its bound is one on the makespan and its plans are not the fastest; or where there are
+none, what shards add near the best plan so far, without a certificate.
 
 `cost="recshard"` plans by what RecShard minimises (Sethi et al., ASPLOS 2022), the bytes looked up on the busiest
 device: the table-wise part of it, without rows in host memory and without splits.
@@ -174,7 +174,9 @@ class _OfKinds:
 
     def solved(self) -> Solved:
         """The plan with its certificate."""
-        known, found, search = _known_bound(self.task, self.planner), [], self.search
+        found, search = [], self.search
+        added_up = search.rates is not None
+        known = search.prices.bound * SAFETY if added_up else _known_bound(self.task, self.planner)
         search.run(search.greedy(), task_rng(self.settings.seed, self.task))
         start = search.plan if search.chosen else None
         try:
@@ -194,13 +196,8 @@ class _OfKinds:
         """The plan of the program, if it finds any."""
         search, settings = self.search, self.settings
         model, unit = OptionsModel(search.choices, self.end), search.unit
-        longest, none = model.variable(cost=1.0), np.zeros(self.task.num_devices)
         model.memory()
-        floors = self.planner.floors(self.task)
-        for loads in map(search.choices.loads, floors):
-            model.at_least(longest, loads / unit, none)
-        if not floors:
-            model.at_least(longest, search.loads / unit, search.offset / unit)
+        self._aim(model, unit)
         told = None
         if settings.progress is not None:
             worth = INFINITY if start is None else _makespan(self.task, self.planner, start)
@@ -208,15 +205,23 @@ class _OfKinds:
             told = lambda values: better(search.choices.plan(model.chosen(values)))  # noqa: E731
         seconds = self.end - time.perf_counter()
         found = model.solve(seconds, settings.gap, settings.seed_of(self.task), search.chosen, told)
-        self.words = self._words(len(floors))
         self.value, self.bound = found.value * unit, found.bound * unit
         return None if found.values is None else search.choices.plan(model.chosen(found.values))
 
-    def _words(self, floors: int) -> str:
-        told = "all kinds, tables in at most 8 pieces that are sharded alike"
-        if self.search.rates is not None:
-            return told
-        return f"{told}, by {'what costs are no less than' if floors else 'what shards add near the best plan so far'}"
+    def _aim(self, model: OptionsModel, unit: float) -> None:
+        """Say what is to be made small: the makespan, a bound on it, or what shards add near the best plan so far."""
+        search, none = self.search, np.zeros(self.task.num_devices)
+        self.words = "all kinds, tables in at most 8 pieces that are sharded alike"
+        if parts := self.planner.longest(self.task):
+            for loads in map(search.choices.loads, parts):
+                model.at_least(model.variable(cost=1.0), loads / unit, none)
+            return
+        longest, floors = model.variable(cost=1.0), self.planner.floors(self.task)
+        for loads in map(search.choices.loads, floors):
+            model.at_least(longest, loads / unit, none)
+        if not floors:
+            model.at_least(longest, search.loads / unit, search.offset / unit)
+        self.words += f", by {'what costs are no less than' if floors else 'what shards add near the best plan so far'}"
 
 
 def _teller(progress: Progress, task: Task, planner: FastSimulator, worth: float, begun: float) -> Told:

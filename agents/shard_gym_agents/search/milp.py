@@ -47,8 +47,8 @@ class Model(Linear):
         self.upper, self.whole = np.repeat(most, devices).tolist(), np.repeat(~fraction, devices).tolist()
         self.place = np.arange(len(self.cost)).reshape(len(most), devices)
         self.by_table = np.split(np.arange(len(most)), self.nodes.whole[1:])
-        for nodes in self.by_table:
-            self.row(1.0, self.place[nodes].ravel(), np.repeat(1 / most[nodes], devices), 1.0)
+        for of_table in self.by_table:
+            self.row(1.0, self.place[of_table].ravel(), np.repeat(1 / most[of_table], devices), 1.0)
         self._keep(task.constraints)
 
     def at_least(

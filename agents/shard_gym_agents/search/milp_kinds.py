@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -24,6 +25,8 @@ class OptionsModel(Linear):
         self.ways = np.argwhere(choices.may & forms.fits & choices.rules.leads[forms.table][:, None])  # (W, 2)
         places = np.select([self.ways[:, 1] == choice for choice in (DEVICE, HOST)], _places(choices), 1)
         self.way = np.repeat(np.arange(len(self.ways)), places)
+        if LARGE < len(self.way) > (end - time.perf_counter()) * PACE:
+            raise OutOfTime
         self.form, self.choice = self.ways[self.way].T
         self.target = np.arange(len(self.way)) - np.repeat(np.cumsum(places) - places, places)
         for pieces in forms.pieces[self.form].tolist():
@@ -86,8 +89,6 @@ class OptionsModel(Linear):
         improved: Improved | None = None,
     ) -> Solution:
         """Solve the program; `start` is the options of a plan to begin with."""
-        if LARGE < len(self.way) > seconds * PACE:
-            raise OutOfTime
         return self.solved(seconds, gap, seed, self._start(start) if start else None, improved)
 
     def _start(self, chosen: Mapping[int, Option]) -> tuple[np.ndarray, np.ndarray]:
