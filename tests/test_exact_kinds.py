@@ -15,6 +15,7 @@ from shard_gym.plan.violations import violations
 from shard_gym.results.evaluate import score
 from shard_gym.simulators.base import counted, plan_latency
 from shard_gym.task.constraints import KINDS, Constraints
+from shard_gym.task.links import Links
 from shard_gym_agents.search.choices import Choices, Option
 from shard_gym_agents.search.exact import Milp, decide
 from shard_gym_agents.search.kinds import random_options
@@ -150,3 +151,30 @@ def test_the_critical_path_is_solved_as_well_as_by_brute_force():
     best = min(found.makespan for found in worth if found.feasible)
     found = PATIENT.solve(task, TORCHREC)
     assert found.makespan == pytest.approx(best, rel=2e-4) and found.bound <= best <= found.bound * 1.001
+
+
+ANY_LINKS = st.builds(
+    Links,
+    port=st.floats(1e5, 1e9),
+    latency_ms=st.sampled_from([0.0, 0.5]),
+    group=st.just(2),
+    uplink=st.sampled_from([1e6, 1e8, np.inf]),
+    fabric=st.sampled_from([1e7, np.inf]),
+    peer_to_peer=st.booleans(),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 10**6), ANY_LINKS, st.booleans(), st.sampled_from(["roofline:h100-v1", "roofline:rtx2080ti-x4-v1"])
+)
+def test_floors_of_a_roofline_are_below_every_devices_cost(seed, links, several, simulator):
+    """Of any sums: a device pays for what it holds, whatever others do."""
+    planner, rng = simulators.make(simulator), np.random.default_rng(seed)
+    kinds = {"kinds": KINDS, "residences": ("hbm", "cached"), "host_memory": 10**9} if several else {"kinds": ()}
+    task = replace(drawn(0), links=links, speed=tuple(rng.uniform(0.5, 2, 4)), **kinds)
+    held = rng.uniform(0, 1e3, (4, planner.floors(task)[0].shape[1])) * (rng.random((4, 1)) < 0.7)
+    held *= rng.random(held.shape) < 0.7
+    cost = planner.decode(task, held).cost("iteration")
+    for floor in planner.floors(task):
+        assert ((floor * held).sum(axis=1) <= cost * (1 + 1e-9)).all()

@@ -14,6 +14,8 @@ how long one takes is said in `shard_gym.task.links`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from shard_gym.memory.shards import CACHED, ID_BYTES, IN_UVM, STATES, Shards
@@ -78,6 +80,20 @@ def comm_ms(links: Links, batch: int, columns: np.ndarray, moved: np.ndarray) ->
     both += links.rings_in_groups_ms(in_host) + links.between_groups_ms(in_host)
     ids = _exchanged(links, moved[..., IDS] * (MIB / pooled), batch)
     return both + ids, both + 2 * links.ring_ms(moved[..., COPIES] * MIB)
+
+
+def least_comm_ms(links: Links, batch: int, devices: int) -> np.ndarray:
+    """Communication of both passes that each device has for what it holds itself, (K, 7) ms a unit of each column.
+
+    Columns are those of whole tables, then those of `traffic`. What others hold makes none of it sooner.
+    """
+    sooner, units, found = replace(links, latency_ms=0.0), np.eye(devices), []
+    for column in range(1 + UPDATED + 1):
+        held = np.zeros((devices, devices, 1 + UPDATED + 1))
+        held[..., column] = units
+        both = comm_ms(sooner, batch, held[..., 0], held[..., 1:])
+        found.append(np.diagonal(both[0] + both[1]))
+    return np.stack(found, axis=1)
 
 
 def _exchanged(links: Links, columns: np.ndarray, batch: int) -> np.ndarray:
