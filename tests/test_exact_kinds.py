@@ -172,9 +172,13 @@ def test_floors_of_a_roofline_are_below_every_devices_cost(seed, links, several,
     """Of any sums: a device pays for what it holds, whatever others do."""
     planner, rng = simulators.make(simulator), np.random.default_rng(seed)
     kinds = {"kinds": KINDS, "residences": ("hbm", "cached"), "host_memory": 10**9} if several else {"kinds": ()}
-    task = replace(drawn(0), links=links, speed=tuple(rng.uniform(0.5, 2, 4)), **kinds)
+    speed = () if seed % 2 else tuple(rng.uniform(0.5, 2, 4))
+    task = replace(drawn(0), links=links, speed=speed, **kinds)
     held = rng.uniform(0, 1e3, (4, planner.floors(task)[0].shape[1])) * (rng.random((4, 1)) < 0.7)
     held *= rng.random(held.shape) < 0.7
     cost = planner.decode(task, held).cost("iteration")
-    for floor in planner.floors(task):
+    for floor, average in zip(planner.floors(task), planner.averages(task), strict=True):
         assert ((floor * held).sum(axis=1) <= cost * (1 + 1e-9)).all()
+        assert (average >= floor * (1 - 1e-12)).all()
+        share = np.array(task.speed) / sum(task.speed)
+        assert share @ (average * held).sum(axis=1) <= share @ cost * (1 + 1e-9)

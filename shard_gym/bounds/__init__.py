@@ -92,7 +92,8 @@ def _of_kinds(task: Task, simulator: FastSimulator) -> Bound:
     if why := disproof(task):
         raise InfeasibleTask(why)
     forms = Forms.of(task, lambda shards: simulator.embed_shards(task, shards))
-    found = [prices(forms, forms.loads(floor)) for floor in floors]
+    each = zip(floors, simulator.averages(task), strict=True)
+    found = [prices(forms, forms.loads(floor), forms.loads(average)) for floor, average in each]
     best = max(found, key=lambda p: p.bound)
     resource, method = "compute", "all work shared out, each table sharded as is cheapest"
     if best.table is not None:

@@ -174,6 +174,10 @@ class FastSimulator:
         counts = [np.bincount(columns, minlength=width).astype(np.float64) for columns in maxima.sums]
         return [np.multiply.outer(task.ms_per_us, count) for count in counts]
 
+    def averages(self, task: Task) -> list[np.ndarray]:
+        """Weights as of `floors`, one by one no less: devices cost so much on average, as they wait for each other."""
+        return self.floors(task)
+
     def factors(self) -> Factors | None:
         """The costs as products of sums and growing factors, for bounds; None: they are not."""
         return None

@@ -87,11 +87,25 @@ def least_comm_ms(links: Links, batch: int, devices: int) -> np.ndarray:
 
     Columns are those of whole tables, then those of `traffic`. What others hold makes none of it sooner.
     """
-    sooner, units, found = replace(links, latency_ms=0.0), np.eye(devices), []
-    for column in range(1 + UPDATED + 1):
-        held = np.zeros((devices, devices, 1 + UPDATED + 1))
-        held[..., column] = units
-        both = comm_ms(sooner, batch, held[..., 0], held[..., 1:])
+    return _comm_of_units(links, batch, np.eye(devices))
+
+
+def even_comm_ms(links: Links, batch: int, devices: int) -> np.ndarray:
+    """The same of devices that hold as much as each other, (K, 7): on average no other way is sooner.
+
+    It takes groups of one size: devices can be exchanged then, and times are convex, so what all have in the mean of
+    all exchanges is no more than the mean of what they have.
+    """
+    return _comm_of_units(links, batch, np.ones((devices, devices)))
+
+
+def _comm_of_units(links: Links, batch: int, held: np.ndarray) -> np.ndarray:
+    """Communication of each device in a plan of its own, where devices hold so many units, (K, K), of one column."""
+    sooner, columns, found = replace(links, latency_ms=0.0), 1 + UPDATED + 1, []
+    for column in range(columns):
+        units = np.zeros((*held.shape, columns))
+        units[..., column] = held
+        both = comm_ms(sooner, batch, units[..., 0], units[..., 1:])
         found.append(np.diagonal(both[0] + both[1]))
     return np.stack(found, axis=1)
 

@@ -8,6 +8,7 @@ to what narrow rows were measured to take (benchmarks.papers prints ours beside 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -22,6 +23,7 @@ from shard_gym.simulators.collectives import (
     UPDATED,
     columns_sent,
     comm_ms,
+    even_comm_ms,
     host_ms,
     least_comm_ms,
     mixed,
@@ -144,10 +146,20 @@ class Roofline(FastSimulator):
 
     def floors(self, task: Task) -> list[np.ndarray]:
         """Sums of computation, with rows that come from the host's memory and what a device's own shards send."""
+        return self._with_comm(task, least_comm_ms)
+
+    def averages(self, task: Task) -> list[np.ndarray]:
+        """The same with what devices send if all hold as much, where they are alike, and so are their groups."""
+        group = (task.links or self.hardware.links).group
+        alike = len(set(task.speed)) == 1 and not (group and task.num_devices % group)
+        return self._with_comm(task, even_comm_ms if alike else least_comm_ms)
+
+    def _with_comm(self, task: Task, least: Callable[[Links, int, int], np.ndarray]) -> list[np.ndarray]:
+        """Weights of computation with those of communication, and of the host's memory."""
         found, h = super().floors(task), self.hardware
         rest = np.zeros_like(found[0])
         if task.objective != "kernel":
-            sent = least_comm_ms(task.links or h.links, task.batch, task.num_devices)
+            sent = least(task.links or h.links, task.batch, task.num_devices)
             columns = [DIM, *range(COUNT + 1, rest.shape[1])]
             rest[:, columns] = sent[:, : len(columns)]
         if mixed(task):

@@ -219,6 +219,8 @@ class _OfKinds:
         longest, floors = model.variable(cost=1.0), self.planner.floors(self.task)
         for loads in map(search.choices.loads, floors):
             model.at_least(longest, loads / unit, none)
+        for loads in map(search.choices.loads, self.planner.averages(self.task)):
+            model.at_least_the_mean(longest, loads / unit)
         if not floors:
             model.at_least(longest, search.loads / unit, search.offset / unit)
         self.words += f", by {'what costs are no less than' if floors else 'what shards add near the best plan so far'}"
