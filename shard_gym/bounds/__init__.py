@@ -101,7 +101,8 @@ def _of_kinds(task: Task, simulator: FastSimulator) -> Bound:
     elif best.price.any():
         resource, method = "memory", f"{method} at the price of memory"
     fill = float(table_bytes(task).sum() / task.capacity.sum())
-    return Bound(best.bound * SAFETY, resource, method, best.table, fill=fill)
+    makespan = best.bound * SAFETY + simulator.least_ms(task)
+    return Bound(makespan, resource, method, best.table, fill=fill)
 
 
 class _Reached:

@@ -178,6 +178,10 @@ class FastSimulator:
         """Weights as of `floors`, one by one no less: devices cost so much on average, as they wait for each other."""
         return self.floors(task)
 
+    def least_ms(self, task: Task) -> float:
+        """Milliseconds that a step takes on every device beside `floors` and `averages`, whatever the plan."""
+        return 0.0
+
     def factors(self) -> Factors | None:
         """The costs as products of sums and growing factors, for bounds; None: they are not."""
         return None

@@ -154,6 +154,10 @@ class Roofline(FastSimulator):
         alike = len(set(task.speed)) == 1 and not (group and task.num_devices % group)
         return self._with_comm(task, even_comm_ms if alike else least_comm_ms)
 
+    def least_ms(self, task: Task) -> float:
+        """The launch of one forward pass, which all wait for."""
+        return 0.0 if task.objective == "kernel" else self.hardware.launch_us * float(task.ms_per_us.min())
+
     def _with_comm(self, task: Task, least: Callable[[Links, int, int], np.ndarray]) -> list[np.ndarray]:
         """Weights of computation with those of communication, and of the host's memory."""
         found, h = super().floors(task), self.hardware
