@@ -164,7 +164,7 @@ class FastSimulator:
         return [] if (rates := self.rates(task)) is None else [rates]
 
     def floors(self, task: Task) -> list[np.ndarray]:
-        """Weights as of `rates` that give no more than a device costs, or than they average to, for bounds."""
+        """Weights as of `rates` that give no more than each device costs, for bounds."""
         if (rates := self.rates(task)) is not None:
             return [rates]
         maxima = self.maxima("both")

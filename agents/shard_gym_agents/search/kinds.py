@@ -9,9 +9,7 @@ go, one by one, where they add least: that is best for the form.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 
@@ -19,13 +17,13 @@ from shard_gym.bounds.prices import prices
 from shard_gym.errors import InfeasibleTask
 from shard_gym.plan.feasibility import disproof
 from shard_gym.plan.fitting import evenly, lacking
-from shard_gym.plan.forms import DEVICE
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.violations import violations
 from shard_gym.simulators import FastSimulator
 from shard_gym.task.task import Task
 from shard_gym_agents.search.choices import Choices, Option
 from shard_gym_agents.search.kinds_board import LIFT, Board
+from shard_gym_agents.search.kinds_greedy import greedy_board, of_few_kinds
 from shard_gym_agents.search.kinds_pieces import Pieces, improved
 from shard_gym_agents.search.kinds_swaps import even_out
 from shard_gym_agents.search.state import Budget, Costs
@@ -38,9 +36,6 @@ EMPTY = 1, 4  # ... how many: from, below, ...
 DEAR = 4  # ... and one of so many tables that are farthest above the bound
 WILD = 0.1  # share of the changes that begin with a table in any option that has room
 FROM_SLOW = 0.8  # share of the times that they are taken from the slowest device and another
-RISES = 0, 0.1, 0.3, *(4.0**n for n in range(12))  # of the price of memory, in units of what a device costs
-ENOUGH, DESPERATE = 4, 8  # greedy plans tried, at least; those where none has room for all
-NEAR = 1.03  # of the bound: good enough for a greedy
 NARROWER = 0.7  # of the gap to the bound that options were left out for, before more are
 LOW = -0.5  # in the end: what is far below the slowest counts for nothing
 WARM = 0.0003  # of the bound: how much for the worse a change may be at first
@@ -66,6 +61,7 @@ class Search:
         self.rates = planner.rates(task)
         self.pieces = None if self.rates is not None else Pieces(self.choices, self.costs)
         self.makespan, self.chosen = np.inf, dict[int, Option]()
+        self.may = self.choices.may  # what the search chooses from
         reference = self.choices.forms.vector[self.choices.forms.first[:-1], 0].sum(axis=0) / task.num_devices
         self._aim(np.repeat(reference[None], task.num_devices, axis=0))
 
@@ -102,48 +98,16 @@ class Search:
         """The best plan so far."""
         return self.choices.plan(self.chosen)
 
-    def greedy(self) -> Board:
-        """A board with every item in turn in its best option: of a few orders and prices of memory, the best.
-
-        The first will do if it is near the bound. Where some items have found no room, the price rises on.
-        """
-        found: list[Board] = []
-        for lift, price, order in self._attempts():
-            board = self._board(price)
-            board.raised(lift)
-            for item in order.tolist():
-                if (option := board.best(item)) is not None:
-                    board.put(item, option)
-            self.seen(board)
-            found.append(board)
-            near = self.makespan <= self.prices.bound * NEAR
-            enough = len(found) >= (ENOUGH if self.chosen else DESPERATE)
-            if (self.chosen and near) or (enough and (self.chosen or self.budget.over(self.costs))):
-                break
-        return min(found, key=lambda board: (-len(board.chosen), board.longest))
-
-    def _board(self, price: np.ndarray) -> Board:
+    def board(self, price: np.ndarray) -> Board:
+        """A board with no item placed."""
         ask = None if self.pieces is None else self._value
         board = Board(self.choices, self.loads, self.offset, price, self.unit, ask)
         board.asked_of = self.asked_of
         return board
 
-    def _attempts(self) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
-        """What loads are raised by, prices of memory, and orders of items: by what they cost, memory paid for; by
-        that or memory, whichever is the larger share."""
-        forms, room = self.choices.forms, self.choices.room.sum(axis=1)
-        size = self.choices.rules.merged(forms.taken[0, forms.first[:-1], DEVICE]) / room[0]
-        cost = self.choices.rules.merged(self.prices.least)
-        cost = cost / max(cost.sum(), 1e-300)
-        steep = self.unit * forms.size.any(axis=(1, 2)) / self.choices.room.mean(axis=1).repeat(2)[:2]
-        for rise in RISES:
-            for lift, key in product((LIFT,) if self.pieces is None else (LIFT, 0.0), (cost, np.maximum(cost, size))):
-                order = np.argsort(-key[self.choices.items], kind="stable")
-                yield lift, self.prices.price + rise * steep, self.choices.items[order]
-
     def resumed(self, plan: Plan) -> Board:
         """A board with what it can of a plan of whole tables and columns, and the rest in turn."""
-        board, options = self._board(self.prices.price), self.choices.options(plan)
+        board, options = self.board(self.prices.price), self.choices.options(plan)
         for item in self.choices.items.tolist():
             if item in options:
                 board.put(item, options[item])
@@ -189,7 +153,7 @@ class Search:
         """Take out some tables and put them back, again and again, until a share of the budget is spent; True: stop."""
         missing = [item for item in self.choices.items.tolist() if item not in board.chosen]
         if not missing:
-            self._polish(board, rng)
+            self.polish(board, rng)
             self.seen(board)
         changes, begun, gap = 0, self._spent, self._narrow(board, np.inf)
         while self._spent < share and (missing or self._worth_more):
@@ -200,7 +164,7 @@ class Search:
             if lost is not None:
                 missing = lost
                 if not missing and rng.random() < POLISH:
-                    self._polish(board, rng)
+                    self.polish(board, rng)
                 if self.seen(board):
                     return True
                 gap = self._narrow(board, gap)
@@ -210,7 +174,7 @@ class Search:
                 board.settle()
         return False
 
-    def _polish(self, board: Board, rng: np.random.Generator) -> None:
+    def polish(self, board: Board, rng: np.random.Generator) -> None:
         """Move and swap shards until no change tried helps."""
         if self.pieces is None:
             even_out(board, rng)
@@ -249,11 +213,20 @@ class Search:
         """Leave out options so dear that no plan with them is better: exact where costs add up."""
         if len(board.chosen) < len(self.choices.items):
             return before
-        gap = board.longest * self.unit - self.prices.bound
+        gap = self.makespan - self.prices.bound
         if gap < NARROWER * before:
-            board.narrow(self.choices.may & (self.prices.excess <= gap))
+            board.narrow(self.may & (self.prices.excess <= gap))
             return gap
         return before
+
+    @property
+    def over(self) -> bool:
+        """True once the budget is spent."""
+        return self.spent(1.0)
+
+    def spent(self, share: float) -> bool:
+        """True once a share of the budget is spent."""
+        return self._spent >= share
 
     @property
     def _worth_more(self) -> bool:
@@ -311,11 +284,13 @@ def searched(
     `start` is a plan of whole tables and columns to begin with, if it is better than greedy's.
     """
     search = Search(task, planner, budget, progress)
-    board = search.greedy()
+    board, rng = greedy_board(search), task_rng(seed, task)
     makespan, chosen = search.makespan, search.chosen
+    if search.pieces is not None:
+        board, search.may = of_few_kinds(search, board, rng)
     if start is not None and (other := search.resumed(start)).worth < board.worth:
         board = other
-    search.run(board, task_rng(seed, task))
+    search.run(board, rng)
     if chosen and makespan - search.makespan <= sure * search.costs.doubt(search.sums, search.choices.sums(chosen)):
         search.makespan, search.chosen = makespan, chosen
     latency = planner.decode(task, _found(search).sums)  # running sums are rounded, these are not
@@ -326,7 +301,7 @@ def searched(
 def greedy(task: Task, planner: FastSimulator) -> Plan:
     """Plan of every table in turn, costliest first, in the best of all its options."""
     search = Search(task, planner, Budget(np.inf, 0))
-    search.greedy()
+    greedy_board(search)
     return _found(search).plan
 
 
