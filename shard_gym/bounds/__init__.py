@@ -88,7 +88,7 @@ def certificate(task: Task, simulator: Simulator, budget: float = 1.0) -> Bound:
 def _of_kinds(task: Task, simulator: FastSimulator) -> Bound:
     """The bound of a task of all kinds: every sum that is no more than a device's cost, shared out over devices.
 
-    What links take on average comes on top, where the simulator knows.
+    Where devices wait for each other they cost more on average than by their own shards.
     """
     if not (floors := simulator.floors(task)):
         raise no_bound(simulator)

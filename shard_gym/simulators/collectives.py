@@ -101,7 +101,7 @@ def even_comm_ms(links: Links, batch: int, devices: int) -> np.ndarray:
 
 def _comm_of_units(links: Links, batch: int, held: np.ndarray) -> np.ndarray:
     """Communication of each device in a plan of its own, where devices hold so many units, (K, K), of one column."""
-    sooner, columns, found = replace(links, latency_ms=0.0), 1 + UPDATED + 1, []
+    sooner, columns, found = replace(links, latency_ms=0.0), 1 + len(MOVED), []
     for column in range(columns):
         units = np.zeros((*held.shape, columns))
         units[..., column] = held
