@@ -8,12 +8,13 @@ from shard_gym.plan.forms import ALL, COPY, DEVICE, HOST
 from shard_gym.plan.plan import Plan
 from shard_gym_agents.search.kinds import Search
 from shard_gym_agents.search.kinds_board import Board
+from shard_gym_agents.search.kinds_greedy import greedy_board
 from shard_gym_agents.solvers.solver import no_luck
 
 
 def beam_plan(search: Search, width: int, share: float, rng: np.random.Generator) -> Plan:
     """The best plan of a search that begins where a beam of partial plans ends, in a share of the budget."""
-    board = search.greedy()
+    board = greedy_board(search)
     try:
         best = None if search.budget.stopped else _best(search, board, width, share)
         if best is not None:

@@ -71,7 +71,7 @@ class Choices:
 
     def _bind(self) -> None:
         """Keep tables whose device is constrained whole on one; those together are the first one's forms."""
-        task, forms, rules = self.task, self.forms, self.rules
+        task, forms = self.task, self.forms
         c = task.constraints
         held = [*(t for t, _ in c.pin), *(t for group in (*c.together, *c.apart) for t in group)]
         self.may[np.isin(forms.table, held) & (forms.level > 0)] = False

@@ -36,6 +36,7 @@ from shard_gym.task.links import Links
 from shard_gym.task.task import Task
 from shard_gym_agents.search.deciding import SAFETY, decide
 from shard_gym_agents.search.kinds import Search
+from shard_gym_agents.search.kinds_greedy import greedy_board
 from shard_gym_agents.search.linear import INFINITY, MEGABYTE, OutOfTime
 from shard_gym_agents.search.local_search import LocalSearch
 from shard_gym_agents.search.milp import Answer, Told
@@ -178,7 +179,7 @@ class _OfKinds:
         found, search = [], self.search
         added_up = search.rates is not None
         known = search.prices.bound * SAFETY if added_up else _known_bound(self.task, self.planner)
-        search.run(search.greedy(), task_rng(self.settings.seed, self.task))
+        search.run(greedy_board(search), task_rng(self.settings.seed, self.task))
         start = search.plan if search.chosen else None
         try:
             if not self.budget.stopped:

@@ -24,6 +24,7 @@ from shard_gym.task.task import Task
 from shard_gym_agents.search.choices import Option
 from shard_gym_agents.search.kinds import Search
 from shard_gym_agents.search.kinds_board import Board
+from shard_gym_agents.search.kinds_greedy import greedy_board
 from shard_gym_agents.search.state import Budget, Costs
 from shard_gym_agents.search.traffic import Traffic
 from shard_gym_agents.solvers.solver import Progress, no_luck, require_number, task_rng
@@ -69,7 +70,7 @@ class Resharding:
     def run(self, progress: Progress | None) -> None:
         """Improve the plan in use, or what is left of it, and one made afresh, until the budget is spent."""
         self.progress, search = progress, self.search
-        search.run(search.greedy(), self.rng)
+        search.run(greedy_board(search), self.rng)
         placed = [Placed(self, self.traffic.home)]
         self._keep(placed[0])
         if self.stays is None and placed[0].complete:
