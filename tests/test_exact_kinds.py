@@ -170,7 +170,7 @@ ANY_LINKS = st.builds(
     st.integers(0, 10**6), ANY_LINKS, st.booleans(), st.sampled_from(["roofline:h100-v1", "roofline:rtx2080ti-x4-v1"])
 )
 def test_floors_of_a_roofline_are_below_every_devices_cost(seed, links, several, simulator):
-    """Of any sums: a device pays for what it holds, whatever others do."""
+    """A device pays for what it holds, whatever others do."""
     planner, rng = simulators.make(simulator), np.random.default_rng(seed)
     kinds = {"kinds": KINDS, "residences": ("hbm", "cached"), "host_memory": 10**9} if several else {"kinds": ()}
     speed = () if seed % 2 else tuple(rng.uniform(0.5, 2, 4))
