@@ -1,8 +1,11 @@
 """Environments of all kinds of sharding: actions, masks and plans by hand, then what holds of every task."""
 
 import copy
+import re
 from dataclasses import replace
+from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
@@ -14,7 +17,7 @@ from shard_gym.envs.bank import Bank
 from shard_gym.envs.env import BadAction, ShardingEnv
 from shard_gym.envs.kind_states import replayed
 from shard_gym.envs.observations import OBSERVATIONS
-from shard_gym.errors import InvalidTask
+from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.memory.usage import bytes_used
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.shards import shards
@@ -98,6 +101,26 @@ def test_what_cannot_be_done_goes_where_most_room_is():
     assert plan(0, kinds=("rw", "dp")) == plan(ROWS)  # not table-wise: what comes first of the others
     only = {"kinds": ("tw", "cw"), "constraints": Constraints(kinds=[(0, ("cw",))])}
     assert plan(0, 0, 0, **only) == Plan((0, 0), (0,))  # to be placed it must be halved
+
+
+def test_constraints_by_hand():
+    pool, room = make_pool(rows=[10, 10], dim=16, pooling=2), {"links": HOSTS, "kinds": KINDS}
+    told = room | {"residences": ("hbm", "cached"), "host_memory": 10**4}
+
+    def masks_of(actions, memory=10**4, **rules):
+        task = Task(pool, (memory,) * 4, "iteration", 8, constraints=Constraints(**rules), **told)
+        env = env_of(task, order="given")
+        found = [env.reset()[1]["action_mask"], *(env.step(action)[4]["action_mask"] for action in actions)]
+        return [np.flatnonzero(mask).tolist() for mask in found]
+
+    everything = list(range(10))
+    # a pinned table is whole on its device, in its memory; its room is kept there
+    assert masks_of([0], pin=[(1, 2)]) == [everything, [2]]
+    assert masks_of([0], pin=[(1, 2)], memory=700)[0] == [0, 1, 3, HOST, HALVE, CACHE]
+    assert masks_of([3], together=[(0, 1)]) == [[0, 1, 2, 3], [3]]
+    assert masks_of([3], apart=[(0, 1)]) == [[0, 1, 2, 3], [0, 1, 2]]
+    assert masks_of([3], base=[0, 1], max_moves=1) == [[0, 1, 2, 3], [1]]
+    assert masks_of([0], no_split=[1])[1] == [0, 1, 2, 3, 4, 5, ROWS, COPY, CACHE]
 
 
 def test_shows_how_the_table_is_sharded_by_now():
@@ -263,6 +286,29 @@ def test_ahead_is_what_the_costs_become():
 @pytest.mark.parametrize("observation", OBSERVATIONS)
 def test_gymnasium_finds_nothing_wrong(observation):
     check_env(env_of(one_table(), observation=observation), skip_render_check=True)
+
+
+def test_tables_of_ones_own():
+    pool = make_pool(rows=[10, 20_000, 30, 40, 50, 60], dim=16, pooling=2)
+    told = {"tables": pool, "devices": 4, "memory_gb": 1e6 / 2**30, "tables_per_task": 3, "num_tasks": 6}
+    told |= {"unseen": False, "links": HOSTS, "kinds": KINDS}
+    envs = gym.make_vec("ShardGym-Own", num_envs=2, observation="flat", **told)
+    assert envs.single_action_space.n == 10
+    _, infos = envs.reset(seed=0)
+    large = [task for task in envs.unwrapped.bank.tasks if task.tables.rows.max() == 20_000]
+    assert large and infos["action_mask"].shape == (2, 10)  # 1,280,000 bytes: whole it fits nowhere
+    with pytest.raises(InfeasibleTask, match="no task of 3 tables"):
+        gym.make("ShardGym-Own", **told | {"memory_gb": 1e3 / 2**30})
+
+
+def test_the_page_is_true():
+    page = (Path(__file__).parents[1] / "docs" / "environment.md").read_text()
+    block = next(b for b in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL) if "a cache of a tenth" in b)
+    names: dict[str, object] = {}
+    exec(block, names)
+    plan = names["env"].plan
+    assert (plan.kind, plan.residence, plan.share) == (("rw", "twrw", "dp"), ("cached", "hbm", "hbm"), (0.1, 1, 1))
+    assert names["info"]["feasible"]
 
 
 def test_what_cannot_be_played_is_refused():

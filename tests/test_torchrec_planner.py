@@ -126,6 +126,15 @@ def test_a_time_limit_is_kept_in_any_thread():
     assert raised == [True]
 
 
+@pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="no clocks of threads")
+def test_time_that_others_take_does_not_count():
+    def asleep():
+        time.sleep(0.4)
+        return 7
+
+    assert timed.within(0.2, asleep, "sleep") == 7
+
+
 def test_what_fails_within_a_time_limit_is_told():
     with pytest.raises(ZeroDivisionError):
         timed.within(5, lambda: 1 // 0, "a division")

@@ -8,7 +8,7 @@ import numpy as np
 
 from shard_gym.envs.episodes import Episode
 from shard_gym.envs.kinds import PreparedForms
-from shard_gym.envs.states import State
+from shard_gym.envs.states import State, Waiting
 from shard_gym.plan.forms import DEVICE, HOST
 from shard_gym.plan.nodes import MOST_HALVINGS
 from shard_gym.plan.plan import Plan
@@ -37,7 +37,7 @@ class KindState(State):
 
     __slots__ = ("chosen", "prepared")
 
-    placing: Sharing
+    placing: Sharing  # type: ignore[assignment]  # it has what is asked of all
 
     def __init__(self, episode: Episode) -> None:
         p = episode.prepared
@@ -91,7 +91,7 @@ class KindState(State):
         """Do with the next piece as told, or what `Sharing.settled` says instead."""
         table, placing = self.episode.nodes[self.position], self.placing
         settled = placing.settled(np.array([action]))
-        form, does, number = self.row, int(placing.actions.does[settled[0]]), int(settled[0])
+        form, does, number = self.row, int(placing.does[settled[0]]), int(settled[0])
         if does < HALVE:
             target = {DEVICE: number, HOST: number - placing.actions.devices}.get(does, 0)
             self.chosen.setdefault(table, (form, does, []))[2].append(target)
@@ -108,13 +108,51 @@ class KindState(State):
 
     def held(self) -> tuple[np.ndarray, np.ndarray]:
         """Form and device of each shard that is placed."""
-        host, k = self.placing.actions.per_host, self.episode.num_devices
         forms, devices = [], []
         for form, choice, targets in self.chosen.values():
-            span = {DEVICE: 1, HOST: host}.get(choice, k)
+            span = self.placing.actions.span(choice)
             devices += [d for target in targets for d in range(target * span, (target + 1) * span)]
             forms += [form] * (span * len(targets))
         return np.array(forms, np.int64), np.array(devices, np.int64)
+
+    def coming(self) -> Waiting | None:
+        """Tables still to be placed; None at the end."""
+        if self.done:
+            return None
+        p, row, table = self.prepared, self.row, self.episode.nodes[self.position]
+        tables, level = p.task.tables, int(p.forms.level[row])
+        residence, share = p.forms.residences[p.forms.residence[row]]
+        kept = {"hbm": "", "uvm": ", in uvm", "cached": f", {share:.0%} cached"}[residence]
+        later = p.sizes[self.episode.order[self.position + 1 :]].sum()
+        return Waiting(
+            name=("" if level == 0 else f"1/{2**level} of ") + tables.name[table] + kept,
+            rows=int(tables.rows[table]),
+            dim=int(tables.dim[table]) >> level,
+            pooling=float(tables.pooling[table]),
+            size=int(p.piece_sizes[row]),
+            alone=p.cost_alone(row),
+            shares=np.stack([tables.uses[table], tables.accesses[table]]),
+            count=self.num_pieces - self.num_placed,
+            total=int(later + p.sizes[table] * self.left // 2**level),
+        )
+
+    def bytes_by_choice(self) -> np.ndarray:
+        """Bytes that each choice of sharding takes of each device, (4, K)."""
+        forms, k = self.prepared.forms, self.episode.num_devices
+        held = np.zeros((4, k), np.int64)
+        for form, choice, targets in self.chosen.values():
+            span = self.placing.actions.span(choice)
+            times = np.bincount(targets, minlength=k // span).repeat(span)
+            held[choice] += times * forms.part_size[0, forms.part_of(form, choice)]
+        return held
+
+    def host_free(self) -> list[float]:
+        """Share of its memory that each host has left; none where nothing is kept there."""
+        if not self.prepared.task.host_memory:
+            return []
+        by_host = self.placing.host[0].reshape(-1, self.placing.actions.per_host).min(axis=1)
+        shares: list[float] = (by_host / self.prepared.task.host_memory).tolist()
+        return shares
 
     def plan(self) -> Plan:
         """The plan so far; tables that are not placed are whole, or in the pieces that they are in by now."""

@@ -25,8 +25,9 @@ from shard_gym.envs.vector.ends import (
     spread_out,
     told_where,
 )
-from shard_gym.envs.vector.shelf import Shelf
-from shard_gym.envs.vector.states import Record, States
+from shard_gym.envs.vector.kind_shelf import shelf_of
+from shard_gym.envs.vector.kind_states import states_of
+from shard_gym.envs.vector.states import Record
 from shard_gym.envs.vector.turns import NEXT_STEP, SAME_STEP, Attributes, Turns, never_cut
 from shard_gym.envs.vector.turns import BadBatch as BadBatch  # for who catches it
 from shard_gym.envs.vector.views import each, make_view
@@ -39,8 +40,8 @@ MANY_DEVICES = 16
 SPARE = 2**23
 _OF_STATE: dict[str, Callable[[State], Any]] = {
     "task": lambda state: state.episode.prepared.task,
-    "plan": State.plan,
-    "latency": State.latency,
+    "plan": lambda state: state.plan(),
+    "latency": lambda state: state.latency(),
 }
 
 
@@ -79,10 +80,10 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         self.metadata = {**env.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode, self.bank, self.simulator = env.render_mode, env.bank, env.simulator
         self.single_action_space, self.single_observation_space = env.action_space, env.observation_space
-        self._dense, self._shelf = env.settings.paid.dense, Shelf(env.settings)
+        self._dense, self._shelf = env.settings.paid.dense, shelf_of(env.settings)
         summed = self._dense or self._shelf.full
         track = summed or env.bank.split_action or env.num_devices >= MANY_DEVICES
-        self._states = states = States(self._shelf, self.num_envs, track and self._shelf.width > 0)
+        self._states = states = states_of(self._shelf, self.num_envs, track and self._shelf.width > 0)
         self._costs = RunningCosts(self._shelf, states) if summed else None
         self._view = make_view(self._shelf, states, self._costs, copy)
         self._paid = np.zeros(self.num_envs)  # dense rewards of these episodes so far

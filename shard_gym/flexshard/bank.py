@@ -55,7 +55,7 @@ class FlexBank:
     def _rows(
         self, numbers: Callable[[Stretches], np.ndarray], *width: int, dtype: type = np.float64, fill: float = 0.0
     ) -> np.ndarray:
-        rows = np.full((len(self.tasks), ROWS, *width), fill, dtype)
+        rows: np.ndarray = np.full((len(self.tasks), ROWS, *width), fill, dtype)
         for i, of in enumerate(self.stretches):
             found = numbers(of)
             rows[i, : len(found)] = found

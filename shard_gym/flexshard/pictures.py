@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shard_gym.envs.drawing import DARK_BLUE, GREY, LIGHT_BLUE, ORANGE, Canvas
+from shard_gym.envs.canvas import DARK_BLUE, GREY, LIGHT_BLUE, ORANGE, Canvas
 from shard_gym.flexshard.stretches import STRETCHES
 
 COLOURS = {"DP": DARK_BLUE, "Flex": LIGHT_BLUE, "RW": ORANGE}

@@ -22,7 +22,7 @@ from shard_gym.results.evaluate import Score, score
 from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.simulators.base import plan_latency
 from shard_gym.tables.pool import GB
-from shard_gym.task.task import Constraints, Task
+from shard_gym.task.task import RESIDENCES, Constraints, Task
 from shard_gym.torchrec.report import grid
 
 
@@ -105,18 +105,15 @@ def report(task: Task, plan: Plan, judge: Simulator) -> str:
 
 def kinds_report(plan: Plan, placed: Shards) -> Iterator[str]:
     """Tables by kind, by the pieces and shards that each has, and by where its rows live."""
-    counts: Counter[tuple[str, int, int, str, float]] = Counter()
+    counts: Counter[tuple[int, int, int, int, float]] = Counter()
     first = np.searchsorted(placed.table, np.arange(placed.table[-1] + 2))
     for table, (start, end) in enumerate(pairwise(first.tolist())):
-        pieces = len(set(placed.column[start:end].tolist()))
-        lives = plan.residence[table], plan.share[table]
-        counts[placed.kind[start], pieces, end - start, *lives] += 1
-    rows = [
-        [f"{count}", kind, f"{pieces}", f"{number}", f"{where} {share:g}" if where == "cached" else where]
-        for (kind, pieces, number, where, share), count in sorted(
-            counts.items(), key=lambda one: KINDS.index(one[0][0])
-        )
-    ]
+        pieces, kind = len(set(placed.column[start:end].tolist())), KINDS.index(placed.kind[start])
+        counts[kind, pieces, end - start, RESIDENCES.index(plan.residence[table]), plan.share[table]] += 1
+    rows = []
+    for (kind, pieces, number, where, share), count in sorted(counts.items()):
+        lives = RESIDENCES[where] + (f" {share:g}" if RESIDENCES[where] == "cached" else "")
+        rows.append([f"{count}", KINDS[kind], f"{pieces}", f"{number}", lives])
     yield from grid(["tables", "kind", "pieces", "shards", "rows in"], rows)
 
 
@@ -133,7 +130,7 @@ def delta_report(task: Task, delta: Delta, scores: Sequence[Score]) -> str:
 
 
 def _moves(task: Task, delta: Delta) -> Iterator[str]:
-    """The moves, line by line; with rows, where not all of a table's move."""
+    """Lines of what moves; with rows, where not all of a table's do."""
     wide, by_rows = max(5, *(len(move.name) for move in delta.moves)), any(move.rows for move in delta.moves)
     digits = len(f"{task.tables.rows.max()}")
     rows = f" {'rows':>{2 * digits + 1}}" if by_rows else ""

@@ -1,4 +1,4 @@
-"""Pieces on single devices as the search of whole tables knows them: moves and swaps that the planner is asked about."""
+"""Moves and swaps of pieces on single devices that the planner is asked about, by the search of whole tables."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def topology(task: Task) -> Any:
 def constraints(
     task: Task, allowed: bool = True, share: float = CACHE_LOAD_FACTOR, columns: int | None = None
 ) -> dict[str, Any]:
-    """Constraints that TorchRec is told of each table: its lookups, and the ways to shard it that it may choose from.
+    """Constraints of each table: how it is looked up, and the ways to shard it that TorchRec may choose from.
 
     `share` is of the rows of cached tables, in the device's memory. Column shards are at least so many `columns` wide;
     unless told, halves where the task knows splits only, else TorchRec's own 128.
@@ -166,7 +166,7 @@ def proposers(name: str) -> list[Any]:
 
 
 def partitioner(name: str) -> Any:
-    """The partitioner of a name, which decides where shards go."""
+    """The part of the planner that decides where shards go."""
     from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner, MemoryBalancedPartitioner, SortBy
 
     if name == "memory-balanced":
