@@ -1,4 +1,4 @@
-"""What a search over all kinds of sharding aims at: costs of options, prices of memory, and the best plan so far."""
+"""Aim of a search over all kinds of sharding: costs of options, prices of memory, and the best plan so far."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ FEW = 0.3  # share of the budget in which kinds are left out
 
 
 class Turn(NamedTuple):
-    """How tables come in turn: what loads are raised by, the price of memory, and the order of items."""
+    """Settings of a greedy: what loads are raised by, the price of memory, and the order of items."""
 
     lift: float
     price: np.ndarray
