@@ -250,15 +250,15 @@ def _random_makespan(task: Task, simulator: simulators.Simulator, rng: np.random
 
 
 def _bound_by_one(task: Task, planner: simulators.Simulator) -> bool:
+    bound = certificate(task, planner) if beyond_columns(task) else None
+    if bound is not None and bound.table is None:
+        return False
     try:
         plan = make("cost-greedy")(task, planner)
     except InfeasibleTask:  # memory binds
         return False
-    makespan = plan_latency(planner, task, plan).makespan(task.objective)
-    if beyond_columns(task):
-        bound = certificate(task, planner)
-        return bound.table is not None and bound.makespan >= 0.95 * makespan
-    return bool(simulators.single_costs(planner, task).max() >= 0.95 * makespan)
+    least = simulators.single_costs(planner, task).max() if bound is None else bound.makespan
+    return bool(least >= 0.95 * plan_latency(planner, task, plan).makespan(task.objective))
 
 
 def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
