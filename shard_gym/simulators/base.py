@@ -247,12 +247,17 @@ def checked(task: Task, placements: np.ndarray) -> np.ndarray:
 
 def single_costs(simulator: Simulator, task: Task) -> np.ndarray:
     """Makespan of each table alone on the first device, (N,) ms: what "costliest first" goes by."""
-    n, devices = task.num_tables, task.num_devices
+    n = task.num_tables
     if not isinstance(simulator, FastSimulator):
         placements = np.full((n, n), -1)
         np.fill_diagonal(placements, 0)
         return simulator.latency(task, placements).makespan(task.objective)
-    tables = simulator.embed(task)
+    return costs_alone(simulator, task, simulator.embed(task))
+
+
+def costs_alone(simulator: FastSimulator, task: Task, tables: np.ndarray) -> np.ndarray:
+    """Makespan of each of some rows (N, H) alone on the first device, (N,) ms."""
+    n, devices = len(tables), task.num_devices
     if task.objective == "kernel" and len(set(task.speed)) == 1:  # devices are alike and do not touch: ask K at once
         dealt = np.pad(tables, ((0, -n % devices), (0, 0))).reshape(-1, devices, tables.shape[1])
         return simulator.decode(task, dealt).compute.ravel()[:n]
