@@ -51,7 +51,7 @@ class Board:
         for name in (name for name, value in vars(self).items() if isinstance(value, np.ndarray)):
             if name not in shared:
                 setattr(other, name, getattr(self, name).copy())
-        other.chosen, other.asked_of = dict(self.chosen), dict(self.asked_of)
+        other.chosen, other.asked_of = dict(self.chosen), Asked(self.asked_of)
         return other
 
     @property
