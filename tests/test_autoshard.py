@@ -15,7 +15,7 @@ from shard_gym_agents.learners.autoshard_actors import TABLE, Actor, Net, Reques
 from shard_gym_agents.learners.learner import packed, save_tensors
 from shard_gym_agents.learners.training import Schedule, train
 from tests.env_helpers import PoolingMs
-from tests.learner_helpers import one_thread, same, toy_planner, toy_suite  # noqa: F401
+from tests.learner_helpers import one_thread, refuses_broken, same, toy_planner, toy_suite  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("toy_planner", "one_thread")
 SMALL = Config(num_envs=8, batch=4)
@@ -34,7 +34,7 @@ def untrained(seed=0, order="cost", **config):
 
 
 def episodes(learner, seed=0):
-    """What one actor plays with the weights of now."""
+    """Episodes of one actor with the weights of now."""
     actor = Actor(learner.stage, learner.config.num_envs)
     return actor.play(Request(seed, 0, packed(net=learner.net))).episodes
 
@@ -126,7 +126,7 @@ def test_the_actors_keep_to_the_mask():
 
 @pytest.mark.parametrize(("key", "cost_model"), [("dlrm-10x4", True), ("dlrm-10x4", False), ("metasyn-80x8", True)])
 def test_the_solver_sees_what_the_actors_see(key, cost_model):
-    """Its plan, played in the environment: of what actors compute there, each action has the highest score."""
+    """Each action of its plan has the highest of the scores that actors compute in the environment."""
     learner = Learner(suites.get(key), replace(SMALL, cost_model=cost_model), seed=0)
     learner.iterate()
     planner = simulators.make(learner.suite.planner)
@@ -239,13 +239,7 @@ def test_a_saved_policy_plans_the_same(tmp_path):
 def test_files_that_hold_something_else_are_refused(tmp_path):
     path = tmp_path / "a.safetensors"
     untrained().save(path)
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(CorruptFile, match="not a whole file"):
-        load(path)
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(CorruptFile, match="changed or damaged"):
-        load(path)
+    refuses_broken(path, load)
     save_tensors(path, {"weight": torch.ones(1)}, {"kind": "autoshard"})
     with pytest.raises(CorruptFile, match="AutoShard's network"):
         load(path)

@@ -21,7 +21,7 @@ from shard_gym_agents.learners.ppo_policy import DeviceNet, DevicePolicy
 from shard_gym_agents.learners.training import Schedule, train
 from shard_gym_agents.solvers.greedy import CostGreedy
 from tests.env_helpers import PoolingMs, Slow
-from tests.learner_helpers import one_thread, same, toy_planner, toy_suite  # noqa: F401
+from tests.learner_helpers import one_thread, refuses_broken, same, toy_planner, toy_suite  # noqa: F401
 from tests.pool_helpers import fp16_pool as make_pool
 
 pytestmark = pytest.mark.usefixtures("toy_planner", "one_thread")
@@ -42,7 +42,7 @@ def untrained(seed=0, order="cost", **settings):
 
 
 def learns(learner, best, iterations):
-    """Whether its plans of all tasks get as good as that, in ms."""
+    """True if its plans of all tasks get as good as that, in ms."""
     for _ in range(iterations):
         learner.iterate()
         solver = learner.solver()
@@ -160,7 +160,7 @@ def test_full_devices_and_first_tables_give_numbers():
 
 
 def returns(learner):
-    """What an iteration tells, but for calls: each process asks about a task once when it first comes."""
+    """Numbers of an iteration, but for calls: each process asks about a task once when it first comes."""
     return {name: value for name, value in learner.iterate().items() if name != "simulator_calls"}
 
 
@@ -209,7 +209,7 @@ def test_samples_are_drawn_side_by_side_and_fit():
 
 
 def test_a_dead_end_is_tried_again_by_size_and_then_named():
-    """By cost the two small tables spread, and the large one has no room."""
+    """The two small tables spread by cost, and the large one has no room."""
     rows, solver = [100, 100, 200], untrained(loads=1)
     task = Task(make_pool(rows=rows, dim=16, pooling=[9, 8, 1]), (2 * 100 * 32,) * 2, objective="kernel")
     assert len(set(solver(task, PoolingMs()).device[:2])) == 1
@@ -286,13 +286,7 @@ def test_a_policy_plans_without_sb3(tmp_path):
 def test_files_that_hold_something_else_are_refused(tmp_path):
     path = tmp_path / "a.safetensors"
     untrained().save(path)
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(CorruptFile, match="not a whole file"):
-        ppo.load(path)
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(CorruptFile, match="changed or damaged"):
-        ppo.load(path)
+    refuses_broken(path, ppo.load)
     for kind, what in (("ppo", "device network"), ("ppo-table", "table network")):
         save_tensors(path, {"weight": torch.ones(1)}, {"kind": kind})
         with pytest.raises(CorruptFile, match=what):

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from shard_gym import simulators, suites
 from shard_gym.envs.bank import Bank
 from shard_gym.envs.env import ShardingEnv
+from shard_gym.envs.kind_states import replayed
 from shard_gym.envs.observations import OBSERVATIONS
 from shard_gym.envs.rewards import REWARDS
-from shard_gym.envs.states import State
 from shard_gym.memory.usage import device_bytes, table_bytes
 from shard_gym.plan.nodes import MOST_HALVINGS
 from shard_gym.plan.plan import Plan
@@ -62,7 +62,7 @@ def masked(rng):
 
 
 def check_end(task, info, simulator):
-    """What is told at the end is what the plan is worth."""
+    """The end of an episode tells what the plan is worth."""
     plan = info["plan"]
     judged = score(task, plan, simulator)
     assert (judged.makespan, judged.balance) == (info["makespan"], info["balance"])
@@ -93,7 +93,7 @@ def test_a_split_plan_is_worth_what_the_environment_says(observation, task, seed
         pieces = check_end(task, info, ROOFLINE)
         state = env._state
         assert (task.capacity - state.free == device_bytes(pieces, np.array(info["plan"].device))).all()
-        assert State.replayed(state.episode, actions).plan() == info["plan"]
+        assert replayed(state.episode, actions).plan() == info["plan"]
         for shown in seen:
             assert shown in env.observation_space
             assert all(np.isfinite(v).all() for v in (shown.values() if isinstance(shown, dict) else [shown]))

@@ -11,11 +11,16 @@ import numpy as np
 from gymnasium.spaces import Space
 
 from shard_gym.envs.episodes import FIXED_ORDERS, Episode, Prepared
+from shard_gym.envs.kind_observations import KIND_OBSERVATIONS
+from shard_gym.envs.kinds import PreparedForms
 from shard_gym.envs.observations import OBSERVATIONS, SPLIT_OBSERVATIONS, Observation
 from shard_gym.envs.rewards import REWARDS, Reward
 from shard_gym.errors import InvalidTask, UnknownName
+from shard_gym.plan.forms import beyond_columns
 from shard_gym.plan.nodes import Nodes
+from shard_gym.plan.ways import Actions
 from shard_gym.simulators import Simulator
+from shard_gym.simulators.collectives import mixed
 from shard_gym.tables.pool import FEATURES
 from shard_gym.task import suites
 from shard_gym.task.suites import SPLITS, Suite
@@ -44,7 +49,39 @@ class Bank:
             raise InvalidTask(f"tasks are a suite's name or at least one shard_gym.Task, got {self.tasks!r:.80}")
         if len(devices := {task.num_devices for task in self.tasks}) > 1:
             raise InvalidTask(f"tasks of one environment have the same number of devices, got {sorted(devices)}")
+        self._check_kinds()
         _check_scaling(self.scaling)
+
+    @property
+    def kinds(self) -> bool:
+        """True if episodes may shard tables by more than columns, as all tasks of the bank then do."""
+        return beyond_columns(self.tasks[0])
+
+    @property
+    def num_actions(self) -> int:
+        """Actions of an episode."""
+        first = self.tasks[0]
+        return Actions.of(first).count if self.kinds else first.num_devices + self.split_action
+
+    def refuse_other_actions(self, task: Task) -> None:
+        """Refuse a task that has not the actions of the bank's."""
+        first = self.tasks[0]
+        if (beyond_columns(task), mixed(task)) != (self.kinds, mixed(first)):
+            raise InvalidTask(
+                "tasks of one environment have the same actions: all may be sharded by more than columns (kinds, "
+                "residences), or none"
+            )
+        if self.kinds and Actions.of(task) != Actions.of(first):
+            raise InvalidTask(
+                "tasks of one environment have the same actions, and so the same hosts: links.group is "
+                f"{Actions.of(first).per_host if Actions.of(first).hosts else 'none'} in the first"
+            )
+
+    def _check_kinds(self) -> None:
+        for task in self.tasks:
+            self.refuse_other_actions(task)
+        if self.kinds and self.split_action:
+            raise InvalidTask("tasks of more kinds of sharding have an action that halves: leave out split_action")
 
     @classmethod
     def of(cls, tasks: str | Suite | Bank | Sequence[Task], split: str) -> Bank:
@@ -82,7 +119,8 @@ class Bank:
         """A task for episodes; `index` is its place in the bank, if it is there and rewards need its reference."""
         nodes = Nodes.of(task, self.split_action)
         reference = None if index is None else self.random_makespan(index, simulator.id)
-        return Prepared(nodes, simulator, self.standardised(nodes.pieces), self.split_action, reference)
+        told = (nodes, simulator, self.standardised(nodes.pieces), self.split_action, reference)
+        return PreparedForms(*told, self.standardised) if beyond_columns(task) else Prepared(*told)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +136,8 @@ class Settings:
     @property
     def shown(self) -> Observation:
         """The observation that was asked for."""
+        if self.bank.kinds:
+            return KIND_OBSERVATIONS[self.observation]
         return (SPLIT_OBSERVATIONS if self.bank.split_action else OBSERVATIONS)[self.observation]
 
     @property
@@ -124,6 +164,7 @@ class Settings:
         devices = self.bank.tasks[0].num_devices
         if not isinstance(task, Task) or task.num_devices != devices:
             raise InvalidTask(f"options['task'] must be a shard_gym.Task with {devices} devices")
+        self.bank.refuse_other_actions(task)
         nodes = len(Nodes.of(task, self.bank.split_action))
         if self.observation == "set" and nodes > self.most_nodes:
             kind = "tables and halves" if self.bank.split_action else "tables"

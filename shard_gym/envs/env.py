@@ -13,14 +13,17 @@ from gymnasium import spaces
 from shard_gym import simulators
 from shard_gym.envs import rewards
 from shard_gym.envs.bank import Bank, Settings
-from shard_gym.envs.drawing import Window, picture
+from shard_gym.envs.canvas import Window
+from shard_gym.envs.drawing import picture
 from shard_gym.envs.episodes import ORDERS, Episode, hashed, shuffled, task_index
+from shard_gym.envs.kind_states import begun
 from shard_gym.envs.observations import OBSERVATIONS
 from shard_gym.envs.render import describe
 from shard_gym.envs.rewards import INFOS, NUMBERS, REWARDS
 from shard_gym.envs.states import State
 from shard_gym.errors import InvalidTask, ShardGymError, UnknownName
 from shard_gym.plan.plan import Plan
+from shard_gym.plan.ways import Actions
 from shard_gym.simulators import FastSimulator, Latency, Simulator
 from shard_gym.task.suites import Suite
 from shard_gym.task.task import Task
@@ -81,6 +84,11 @@ class ShardingEnv(gym.Env[Any, Any]):
         self.most_nodes, shown = settings.most_nodes, settings.shown
         if shown.needs_sums and not isinstance(self.simulator, FastSimulator):
             raise InvalidTask(f'"{observation}" needs embeddings, {self.simulator.id} has none: use "table" or "set"')
+        if bank.kinds and not isinstance(self.simulator, FastSimulator):
+            raise InvalidTask(
+                f"{self.simulator.id} costs whole tables only: tasks of more kinds or residences need a simulator that "
+                "costs shards, roofline or torchrec for example"
+            )
         self._observe, self._dense = shown.observe, settings.paid.dense
         self._track = self._dense or shown.needs_sums
         self._played: dict[int, Episode] = {}  # tasks of the bank that were drawn before
@@ -89,7 +97,7 @@ class ShardingEnv(gym.Env[Any, Any]):
         self._window: Window | None = None
         self._paid = 0.0  # dense rewards of this episode so far
         self.num_devices = task.num_devices
-        self._actions = self.num_devices + bank.split_action
+        self._actions = bank.num_actions
         self.action_space = spaces.Discrete(self._actions)
         self.observation_space = settings.space()
 
@@ -100,7 +108,7 @@ class ShardingEnv(gym.Env[Any, Any]):
             self._seed, self._episode = seed, 0
         elif self._seed < 0:
             self._seed = int(self.np_random.integers(2**63))
-        state = self._state = State(self._next(options), self._track)
+        state = self._state = begun(self._next(options), self._track)
         self._paid = 0.0
         if self.render_mode == "human":
             self.render()
@@ -208,6 +216,8 @@ class ShardingEnv(gym.Env[Any, Any]):
             raise BadAction(f"an action is an int, not {action!r:.80}: {self._choices()}") from error
 
     def _choices(self) -> str:
+        if self.bank.kinds:
+            return f"choose {Actions.of(self.bank.tasks[0]).words()}"
         split = f", or {self.num_devices} to split the table" if self.bank.split_action else ""
         return f"choose a device, 0..{self.num_devices - 1}{split}"
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from shard_gym.plan.forms import Forms
 from shard_gym.plan.nodes import Nodes, Options
 from shard_gym.plan.rules import Rules
 from shard_gym.simulators import FastSimulator, Latency, Simulator, single_costs
@@ -70,13 +71,23 @@ class Prepared:
 
     @cached_property
     def num_actions(self) -> int:
-        """The devices, and one more to split where there are split actions."""
+        """All actions: the devices, and one more to split where there are split actions."""
         return self.task.num_devices + self.split_action
+
+    @property
+    def one_step_a_table(self) -> bool:
+        """True if every step places a table."""
+        return not self.split_action and self.forms is None
 
     @cached_property
     def sizes(self) -> np.ndarray:
         """Bytes of a piece of each node on its device, (M,) int64."""
         return self.nodes.size
+
+    @cached_property
+    def forms(self) -> Forms | None:
+        """All forms of its tables, where these may be sharded by more than columns; see `envs.kinds`."""
+        return None
 
     @cached_property
     def options(self) -> Options:

@@ -12,7 +12,6 @@ import numpy as np
 from shard_gym.envs.episodes import Prepared
 from shard_gym.envs.states import State
 from shard_gym.errors import SimulatorError
-from shard_gym.memory.usage import overshoot
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.violations import broken_constraints
 from shard_gym.simulators import Latency
@@ -53,9 +52,8 @@ def outcome(state: State) -> Outcome:
     makespan, balance = float(latency.makespan(task.objective)), float(latency.balance)
     if not math.isfinite(makespan):
         raise SimulatorError(f"the simulator gives this plan a makespan of {makespan} ms")
-    # max_k (used_k - capacity_k) / capacity_k if positive, and one for each broken constraint
-    over = float(overshoot(task, task.capacity - state.free)) if state.placing.least < 0 else 0.0
-    return Outcome(plan, latency, makespan, balance, over + len(broken_constraints(task, plan)))
+    # and one for each broken constraint
+    return Outcome(plan, latency, makespan, balance, state.excess + len(broken_constraints(task, plan)))
 
 
 def balance_reward(makespan: Any, balance: Any, excess: Any, worst: Any, reference: Any) -> Any:

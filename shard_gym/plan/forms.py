@@ -28,12 +28,30 @@ def beyond_columns(task: Task) -> bool:
     return bool(news) or task.residences != ("hbm",)
 
 
+def blocks_of(devices: int, host: int) -> np.ndarray:
+    """The block that each choice puts on each device, (4, K), with so many devices in all and in a host."""
+    device = np.arange(devices)
+    return np.stack([0 * device, device % host, device, 0 * device])
+
+
+def parts_at(part: np.ndarray, whole: np.ndarray, block: np.ndarray) -> np.ndarray:
+    """The parts that blocks are: parts (..., 3) of pieces with so many full blocks (...), blocks (..., K)."""
+    return np.take_along_axis(part, shape_of(block, np.asarray(whole)[..., None]), axis=-1)
+
+
+def shape_of(block: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """Shape of blocks of pieces with so many full ones: 0 a full one, 1 that of the rest, 2 an empty one."""
+    shape: np.ndarray = np.minimum(np.maximum(block - whole + 1, 0), 2)
+    return shape
+
+
 @dataclass(frozen=True, eq=False)
 class Forms:
     """Form (table, level, residence): the table's columns halved `level` times, its rows living in one place.
 
-    Listed table by table. All pieces of a form are alike, and so are sharded alike: by one choice. Shard columns are
-    a whole piece, a host's block of a piece's rows on each of its L devices, the block on each of K, and a copy.
+    Listed table by table. All pieces of a form are alike, and so are sharded alike: by one choice. A choice cuts a
+    piece into blocks: one, one for each of the L devices of a host, one for each of K, or a copy of all. Blocks are
+    full, then there may be one of the rest, then they are empty; each of the three is told once, as a part.
     """
 
     task: Task
@@ -42,8 +60,10 @@ class Forms:
     residence: np.ndarray  # (R,) index into `residences`
     residences: tuple[tuple[str, float], ...]  # where rows may live, and the share of them in the device's memory
     may: np.ndarray  # (R, 4) bool, the choices that the task leaves
-    size: np.ndarray  # (2, R, C) int64 bytes of each shard in the device's memory, and in its host's
-    vector: np.ndarray  # (R, C, H) what each shard adds to its device's sum
+    whole: np.ndarray  # (R, 4) full blocks of a piece, by each choice
+    part: np.ndarray  # (R, 4, 3) the part that a full block is, one of the rest, an empty one; the last part is none
+    part_size: np.ndarray  # (2, S) int64 bytes of each part in the device's memory, and in its host's
+    part_vector: np.ndarray  # (S, H) what each part adds to its device's sum
     first: np.ndarray  # (N + 1,) each table's first form
 
     @classmethod
@@ -62,8 +82,21 @@ class Forms:
             np.pad(kinds[table][:, :2], ((0, 0), (0, 2))),
         )
         may[:, COPY] &= np.array([name == "hbm" for name, _ in residences])[residence]
-        size, vector = _shards(task, table, level, residence, residences, may, embed)
-        return cls(task, table, level, residence, residences, may, size, vector, first)
+        whole, height, told = _blocks(task, task.tables.rows[table], may)
+        form, choice, _ = np.nonzero(told)
+        part = np.full(told.shape, len(form))
+        part[told] = np.arange(len(form))
+        shards = _living(_embedded(task, form, choice, height[told], table, level), residence[form], residences)
+        size, vector = np.stack(shard_bytes(task, shards)), embed(shards)
+        size = np.append(size, np.zeros((2, 1), np.int64), axis=1)
+        vector = np.append(vector, np.zeros((1, vector.shape[1])), axis=0)
+        return cls(task, table, level, residence, residences, may, whole, part, size, vector, first)
+
+    def pieces_whole(self) -> Shards:
+        """Shards of a piece of each form on one device, whether or not the task leaves that; not placed."""
+        form, rows = np.arange(len(self.table)), self.task.tables.rows[self.table]
+        shards = _embedded(self.task, form, np.full(len(form), DEVICE), rows, self.table, self.level)
+        return _living(shards, self.residence, self.residences)
 
     @cached_property
     def pieces(self) -> np.ndarray:
@@ -71,20 +104,50 @@ class Forms:
         return 1 << self.level
 
     @cached_property
+    def block(self) -> np.ndarray:
+        """The block that each choice puts on each device, (4, K)."""
+        return blocks_of(self.task.num_devices, self.task.devices_per_host)
+
+    @cached_property
+    def placed(self) -> np.ndarray:
+        """The part that each choice puts on each device, (R, 4, K)."""
+        return parts_at(self.part, self.whole, self.block)
+
+    def part_of(self, form: int, choice: int) -> np.ndarray:
+        """The part that a choice of a form puts on each device, (K,)."""
+        return parts_at(self.part[form, choice], self.whole[form, choice], self.block[choice])
+
+    @cached_property
     def column(self) -> np.ndarray:
-        """The shard column that each choice puts on each device, (4, K)."""
-        k, host = self.task.num_devices, self.task.devices_per_host
-        device, blocks = np.arange(k), 1 + host + np.arange(k)
-        return np.stack([0 * device, 1 + device % host, blocks, 0 * device + 1 + host + k])
+        """The column of `vector` and `size` that each choice puts on each device, (4, K)."""
+        host = self.task.devices_per_host
+        return np.array([[0], [1], [1 + host], [1 + host + self.task.num_devices]]) + self.block
+
+    @cached_property
+    def _columns(self) -> np.ndarray:
+        """The part in each column: a piece, a host's blocks, blocks of all devices, a copy; (R, C)."""
+        of, host = self.placed, self.task.devices_per_host
+        return np.concatenate([of[:, DEVICE, :1], of[:, HOST, :host], of[:, ALL], of[:, COPY, :1]], axis=1)
+
+    @cached_property
+    def size(self) -> np.ndarray:
+        """Bytes of each column, there and in the host's memory, (2, R, C)."""
+        return self.part_size[:, self._columns]
+
+    @cached_property
+    def vector(self) -> np.ndarray:
+        """Vectors that columns add to their device's sum, (R, C, H); large where there are many devices."""
+        return self.part_vector[self._columns]
 
     def loads(self, rates: np.ndarray) -> np.ndarray:
         """Costs that each choice adds to each device it puts a shard on, by weights (K, H) of sums; (R, 4, K)."""
-        return np.stack([np.einsum("rkh,kh->rk", self.vector[:, column], rates) for column in self.column], axis=1)
+        cost: np.ndarray = np.einsum("sh,kh->sk", self.part_vector, rates)
+        return cost[self.placed, np.arange(len(rates))]
 
     @cached_property
     def bytes(self) -> np.ndarray:
         """Bytes that each choice takes of each device it puts a shard on, and of its host, (2, R, 4, K)."""
-        return self.size[:, :, self.column]
+        return self.part_size[:, self.placed]
 
     @cached_property
     def fits(self) -> np.ndarray:
@@ -110,7 +173,10 @@ class Forms:
         return values.reshape(*values.shape[:-1], -1, self.task.devices_per_host)
 
     def plan(self, chosen: Sequence[tuple[int, int, Sequence[int]]]) -> Plan:
-        """The plan of a form, a choice, and a device or host (0 for others) for each piece, of each table."""
+        """The plan of a form, a choice, and a device or host (0 for others) for each piece, of each table.
+
+        A piece that goes to device or host -1 is not placed.
+        """
         task, n = self.task, self.task.num_tables
         host, everywhere = task.devices_per_host, tuple(range(task.num_devices))
         target = [0] * n
@@ -129,7 +195,7 @@ class Forms:
         for table, where in zip(source, target, strict=True):
             form, choice, _ = chosen[table]
             kind.append("grid" if choice == HOST and self.level[form] else KINDS_OF[choice][0])
-            block = range(where * host, (where + 1) * host) if choice == HOST else (where,)
+            block = range(where * host, (where + 1) * host) if choice == HOST and where >= 0 else (where,)
             devices.append(everywhere if choice in (ALL, COPY) else tuple(block))
             name, kept = self.residences[self.residence[form]]
             residence.append(name)
@@ -162,41 +228,15 @@ def _halvings(task: Task) -> np.ndarray:
     return times
 
 
-def _shards(
-    task: Task,
-    table: np.ndarray,
-    level: np.ndarray,
-    residence: np.ndarray,
-    residences: tuple[tuple[str, float], ...],
-    may: np.ndarray,
-    embed: Callable[[Shards], np.ndarray],
-) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes (2, R, C) and vectors (R, C, H) of the shards of forms; each shape of shard is asked about once."""
-    rows, parts = task.tables.rows[table], (1, task.devices_per_host, task.num_devices, 1)
-    form, choice, height = [], [], []  # of each shape: blocks of full height, one of the rest, empty ones
-    where = np.full((len(table), sum(parts)), -1)  # the shape of each shard
-    start, count = 0, 0
-    for c, part in enumerate(parts):
-        asked = np.flatnonzero(may[:, c])
-        full = -(-rows[asked] // part)
-        whole = rows[asked] // full  # blocks that are full
-        number = np.clip(np.arange(part) - whole[:, None] + 1, 0, 2)
-        for shape, tall in enumerate((full, rows[asked] - whole * full, 0 * full)):
-            held = (number == shape).any(axis=1)
-            index = np.full(len(asked), -1)
-            index[held] = count + np.arange(int(held.sum()))
-            count += int(held.sum())
-            form.append(asked[held])
-            choice.append(np.full(int(held.sum()), c))
-            height.append(tall[held])
-            at = np.where(number == shape, index[:, None], where[asked, start : start + part])
-            where[asked[:, None], start + np.arange(part)] = at
-        start += part
-    shapes = _embedded(task, np.concatenate(form), np.concatenate(choice), np.concatenate(height), table, level)
-    shards = _living(shapes, residence[np.concatenate(form)], residences)
-    size, vector = np.stack(shard_bytes(task, shards)), embed(shards)
-    size = np.append(size, np.zeros((2, 1), np.int64), axis=1)[:, where]
-    return size, np.append(vector, np.zeros((1, vector.shape[1])), axis=0)[where]
+def _blocks(task: Task, rows: np.ndarray, may: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Full blocks by each choice, (R, 4), rows of a full one, of the rest and of none, and which are needed,
+    (R, 4, 3)."""
+    count = np.array([1, task.devices_per_host, task.num_devices, 1])
+    full = -(-rows[:, None] // count)
+    whole = rows[:, None] // full
+    height = np.stack([full, rows[:, None] - whole * full, 0 * full], axis=2)
+    needed = (count - whole)[..., None] > np.array([-1, 0, 1])
+    return whole, height, needed & may[..., None]
 
 
 def _embedded(

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shard_gym.plan.keeping import Asked, Keeping
 from shard_gym.plan.nodes import Options, Rows
 
 _NO_SUMS, _FIRST = np.zeros((1, 0, 0)), np.zeros(1, np.int64)
@@ -37,9 +38,9 @@ class Placing:
         self._each, self._devices = np.arange(count), np.arange(k)
         self._first = k * self._each
         self.touched: list[Touched] = []  # by the last step
-        self._room = self.free  # (B, K) bytes left and not kept for others; the same array where nothing is kept
+        self._kept = Keeping(options, count)
         if options.rules.binding:
-            self._begin_rules(self._each)
+            self._kept.begin(self._each, self.task, self.free)
 
     def begin(self, of: np.ndarray, tasks: np.ndarray) -> None:
         """Begin some plans anew, of these tasks."""
@@ -48,7 +49,7 @@ class Placing:
         self.sums[of] = 0
         self.touched = [self._read(touched.at) for touched in self.touched]
         if self.options.rules.binding:
-            self._begin_rules(of)
+            self._kept.begin(of, tasks, self.free)
 
     def place(self, rows: Rows, options: Rows, of: np.ndarray | None = None) -> None:
         """Take an option of a piece of each plan, legal or not."""
@@ -57,27 +58,24 @@ class Placing:
             changed = np.asarray(options >= o.count)
             options = np.where(changed, 0, options)
         if o.rules.binding:
-            self._keep(rows, options, self._each if of is None else of, changed)
-        free, self.touched = self.free.reshape(-1), []
-        for device, which in o.taken(rows, options):
-            at, size = first + device, o.size.take(which)
-            left = free.take(at) - (size if changed is None else np.where(changed, 0, size))
-            free[at] = left
-            if of is None:
-                np.minimum(self.least, left, out=self.least)
-            else:
-                self.least[of] = np.minimum(self.least[of], left)
-            sums = self._add(at, which, changed) if self.tracks else None
-            self.touched.append(Touched(at, left, sums))
+            self._kept.keep(self._asked(rows, self._each if of is None else of), options, changed)
+        free, at, size = self.free.reshape(-1), first + options, o.size.take(rows)
+        left = free.take(at) - (size if changed is None else np.where(changed, 0, size))
+        free[at] = left
+        if of is None:
+            np.minimum(self.least, left, out=self.least)
+        else:
+            self.least[of] = np.minimum(self.least[of], left)
+        self.touched = [Touched(at, left, self._add(at, rows, changed) if self.tracks else None)]
 
     def legal(self, rows: Rows, of: np.ndarray | None = None) -> np.ndarray:
         """Options that memory and constraints leave for a piece of each plan, (B, A + X) bool."""
         o = self.options
         if o.rules.binding:
-            room, asked, allowed = self._found(rows, self._each if of is None else of)
-            found = o.of_devices(room, asked) & o.of_devices(allowed, np.ones((1, o.size.shape[1]), bool))
+            room, asked, allowed = self._kept.found(self._asked(rows, self._each if of is None else of))
+            found = (room >= asked) & allowed
         else:
-            found = o.of_devices(self.free if of is None else self.free[of], o.size[rows])
+            found = (self.free if of is None else self.free[of]) >= o.size[rows]
         if not o.changes.shape[1]:
             return found
         legal = np.empty((len(found), o.count + o.changes.shape[1]), bool)
@@ -90,7 +88,7 @@ class Placing:
         masks = np.ones((len(rows), count + o.changes.shape[1]), np.int8)
         if o.changes.shape[1]:
             masks[:, count:] = o.changes[rows]
-        sure = not o.rules.binding and o.device is None  # where the smallest device has room
+        sure = not o.rules.binding  # where the smallest device has room
         close = np.flatnonzero(self.least < o.size.take(rows)) if sure else self._each
         if len(close):
             found = self.legal(rows[close], close)
@@ -125,9 +123,9 @@ class Placing:
         """
         if not self.options.rules.binding:
             return self.free.argmax(axis=1)
-        room, _, allowed = self._found(rows, self._each)
-        pinned = ~self.options.rules.allowed[self._rule(rows, self._each)]
-        return (room - 2**54 * ~allowed - 2**55 * pinned).argmax(axis=1)
+        asked = self._asked(rows, self._each)
+        room, _, allowed = self._kept.found(asked)
+        return (room - 2**54 * ~allowed - 2**55 * ~self.options.rules.allowed[asked.rule]).argmax(axis=1)
 
     def full(self, rows: Rows, devices: np.ndarray) -> np.ndarray:
         """The plans in which a device has too few bytes for the whole of a piece."""
@@ -135,16 +133,16 @@ class Placing:
 
     def bytes_for(self, row: int, plan: int = 0) -> np.ndarray:
         """Bytes that each device of a plan has for a piece, its own kept ones among them, (K,)."""
-        return self._found(row, np.array([plan]))[0][0]
+        return self._kept.found(self._asked(row, np.array([plan])))[0][0]
 
     def _read(self, at: np.ndarray) -> Touched:
         sums = self.sums.reshape(-1, self.sums.shape[2]).take(at, axis=0) if self.tracks else None
         return Touched(at, self.free.take(at), sums)
 
-    def _add(self, at: np.ndarray, which: Rows, changed: np.ndarray | None) -> np.ndarray:
-        """Add shards to the sums of devices; the new sums."""
+    def _add(self, at: np.ndarray, rows: Rows, changed: np.ndarray | None) -> np.ndarray:
+        """Add pieces to the sums of devices; the new sums."""
         width = self.sums.shape[2]
-        sums, added = self.sums.reshape(-1, width), self.options.vector.reshape(-1, width).take(which, axis=0)
+        sums, added = self.sums.reshape(-1, width), self.options.vector.reshape(-1, width).take(rows, axis=0)
         before = sums.take(at, axis=0)
         after = before + added
         if changed is not None:
@@ -152,62 +150,11 @@ class Placing:
         sums[at] = after
         return after
 
-    def _found(self, rows: Rows, each: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Bytes that devices have for a piece, those that its shards ask for, and which devices constraints allow."""
-        o, rules, rule = self.options, self.options.rules, self._rule(rows, each)
-        asks = np.repeat(o.size[None, rows], len(each), axis=0) if np.ndim(rows) == 0 else o.size[rows]
-        asks[:, 0] = np.where(rule < 0, asks[:, 0], o.held[rule])  # a group goes at once
-        home, seat = rules.home[rule], self._seat[each, rules.group[rule]][:, None]
-        room = self._room[each] + (home[:, None] == self._devices) * asks[:, :1]  # its own room is kept for it
-        allowed = rules.allowed[rule] & (self._near[each, rules.rival[rule]] == 0)
-        if rules.away is not None:
-            allowed &= rules.away[rule] - rules.away[rule, home][:, None] <= self._moves[each, None]
-        seated = seat >= 0
-        return np.where(seated, 2**62, room), asks, np.where(seated, seat == self._devices, allowed)
-
-    def _rule(self, rows: Rows, each: np.ndarray) -> np.ndarray:
-        """The row of each plan's piece in the rules, (B,)."""
-        table = np.broadcast_to(self.options.table[rows], each.shape)
-        return np.where(table < 0, -1, self.options.rules.first[self.task[each]] + table)
-
-    def _begin_rules(self, of: np.ndarray) -> None:
-        o, rules = self.options, self.options.rules
-        if self._room is self.free:
-            self._room, count = self.free.copy(), len(self.free)
-            self._near = np.zeros((count, 1, len(self._devices)), np.int64)  # (B, A + 1, K) from which rivals keep away
-            self._seat = np.full((count, 1), -1)  # (B, G + 1) device of each group
-            self._moves = np.zeros(count, np.int64)  # that may still be made
-        self._near = _of_width(self._near, rules.apart.shape[1], 0)
-        self._seat = _of_width(self._seat, rules.groups + 1, -1)
-        tasks = self.task[of]
-        self._seat[of], self._moves[of] = -1, rules.moves[tasks]
-        for task in np.unique(tasks).tolist():
-            these, tables = of[tasks == task], np.arange(rules.first[task], rules.first[task + 1])
-            kept = tables[(rules.leader[tables] == tables) & (rules.home[tables] >= 0)]
-            home, near = rules.home[kept], np.zeros(self._near.shape[:0:-1], np.int64)
-            np.add.at(near, home, rules.apart[kept])
-            self._near[these] = near.T
-            self._room[these] = o.capacity[task] - np.bincount(home, o.held[kept], near.shape[0]).astype(np.int64)
-
-    def _keep(self, rows: Rows, options: Rows, each: np.ndarray, changed: np.ndarray | None) -> None:
-        """Keep count of what rules ask about; a group takes its room when the first of it is placed."""
-        o, rules, rule = self.options, self.options.rules, self._rule(rows, each)
-        group, device = rules.group[rule], np.broadcast_to(next(o.taken(rows, options))[0], each.shape)
-        new = self._seat[each, group] < 0
-        if changed is not None:
-            new &= ~changed
-        rows = np.broadcast_to(rows, each.shape)[new]
-        each, rule, group, device = each[new], rule[new], group[new], device[new]
-        home, size = rules.home[rule], np.where(rule < 0, o.size[rows, 0], o.held[rule])
-        self._seat[each, group] = np.where(group < 0, -1, device)
-        kept, moved = home >= 0, home != device
-        self._room[each[kept], home[kept]] += size[kept]
-        self._room[each, device] -= size
-        left = moved & kept
-        self._near[each[left], :, home[left]] -= rules.apart[rule[left]]
-        self._near[each[moved], :, device[moved]] += rules.apart[rule[moved]]
-        if rules.away is not None:
-            self._moves[each] -= rules.away[rule, device] - rules.away[rule, home]
+    def _asked(self, rows: Rows, each: np.ndarray) -> Asked:
+        """Question for constraints: a piece of each of these plans."""
+        o = self.options
+        size = np.repeat(o.size[None, rows], len(each), axis=0) if np.ndim(rows) == 0 else o.size[rows]
+        return Asked(each, o.rules.row(self.task[each], o.table[rows]), size)
 
 
 class One:
@@ -273,8 +220,7 @@ class One:
 
 def one(options: Options, track: bool = False) -> One | Placing:
     """Begin one plan, the faster way if there is no rule."""
-    plain = options.device is None and not options.rules.binding
-    return One(options, track) if plain else Placing(options, track=track)
+    return Placing(options, track=track) if options.rules.binding else One(options, track)
 
 
 def any_true(rows: np.ndarray) -> np.ndarray:
@@ -283,13 +229,3 @@ def any_true(rows: np.ndarray) -> np.ndarray:
     word = next(w for w in (8, 4, 2, 1) if width % w == 0)
     words = np.ascontiguousarray(rows).view(f"u{word}")
     return words[:, 0] != 0 if width == word else (words != 0).any(axis=1)
-
-
-def _of_width(old: np.ndarray, width: int, fill: int) -> np.ndarray:
-    """The same array, (B, W, ...), with so many entries a row, the last one always `fill`."""
-    if old.shape[1] == width:
-        return old
-    new = np.full((len(old), width, *old.shape[2:]), fill)
-    kept = min(old.shape[1], width) - 1
-    new[:, :kept] = old[:, :kept]
-    return new

@@ -67,6 +67,10 @@ class Rules:
             binding=any(rules.binding for rules in several),
         )
 
+    def row(self, task: np.ndarray, table: np.ndarray) -> np.ndarray:
+        """The rows of tables of several tasks, (B,); that of no rule for table -1."""
+        return np.where(table < 0, -1, self.first[task] + table)
+
     @property
     def leads(self) -> np.ndarray:
         """True for tables of one task that are leaders, (N,)."""
@@ -124,12 +128,17 @@ def kept_whole(task: Task) -> np.ndarray:
 
     A plan may keep to its constraints with halves as well, on one device or as a move; solvers do not look for it.
     """
-    c = task.constraints
-    if c.max_moves is not None:
-        return np.ones(task.num_tables, bool)
-    whole = np.zeros(task.num_tables, bool)
-    whole[[*c.no_split, *(t for t, _ in c.pin), *(t for group in (*c.together, *c.apart) for t in group)]] = True
+    whole = on_one_device(task)
+    whole[list(task.constraints.no_split)] = True
     return whole
+
+
+def on_one_device(task: Task) -> np.ndarray:
+    """Tables whose device is constrained, (N,) bool."""
+    c = task.constraints
+    held = np.full(task.num_tables, c.max_moves is not None)
+    held[[*(t for t, _ in c.pin), *(t for group in (*c.together, *c.apart) for t in group)]] = True
+    return held
 
 
 def _leaders(c: Constraints, n: int) -> np.ndarray:

@@ -96,6 +96,13 @@ class TorchRecPerf(FastSimulator):
         """The two columns; the critical path is no sum over shards."""
         return None if task.objective == CRITICAL_PATH else self._weights(task, 1)
 
+    def longest(self, task: Task) -> list[np.ndarray]:
+        """Parts of the critical path: the computation, and each kind's communication in either pass."""
+        if task.objective != CRITICAL_PATH:
+            return super().longest(task)
+        weights = self._weights(task, 2 * len(KINDS))
+        return [np.where(column, weights, 0.0) for column in np.eye(weights.shape[1], dtype=bool)]
+
     def floors(self, task: Task) -> list[np.ndarray]:
         """All columns: on the critical path the longest of each kind are no less than their means."""
         return [self._weights(task, 2 * len(KINDS) if task.objective == CRITICAL_PATH else 1)]
@@ -105,11 +112,6 @@ class TorchRecPerf(FastSimulator):
         there_and_back = {"kernel": 0, "iteration": 2, CRITICAL_PATH: 1}[task.objective] / US
         comm = np.full((task.num_devices, columns), there_and_back)
         return np.concatenate([task.ms_per_us[:, None], comm], axis=1)
-
-
-def table_perfs(task: Task) -> np.ndarray:
-    """TorchRec's estimate of each table, or half of one, by PHASES; ms (N, 4)."""
-    return whole_tables(task).phases[:, :4]
 
 
 @dataclass(frozen=True, eq=False)

@@ -146,7 +146,7 @@ class Choices:
         """Rows that an item adds to the sums of devices, exact, (K, H)."""
         forms, lead = self.forms, self.forms.first[item]
         group = np.flatnonzero(self.rules.leader[:-1] == item)
-        rows = forms.vector[forms.first[group] + option.form - lead][:, forms.column[option.choice]].sum(axis=0)
+        rows = forms.part_vector[forms.placed[forms.first[group] + option.form - lead, option.choice]].sum(axis=0)
         return rows * self.times(option)[:, None]
 
     def sums(self, chosen: dict[int, Option]) -> np.ndarray:
