@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 
 import numpy as np
 
@@ -10,6 +11,10 @@ from shard_gym.plan.forms import ALL, DEVICE, HOST
 from shard_gym_agents.search.choices import Choices, Everywhere, Option, Piecewise
 
 LIFT = 8.0  # of all loads at first, in units of the bound: costs count beside their evenness
+
+
+class Asked(dict[int, tuple[list[Piecewise], Everywhere | None]]):
+    """Options of items as arrays: by pieces, and on all devices."""
 
 
 class Board:
@@ -38,6 +43,16 @@ class Board:
         self.form = np.zeros(n, np.int64)
         self.alone = np.zeros((n, k), bool)
         self.narrow(choices.may)
+
+    def copy(self) -> Board:
+        """Copy the board, to go on apart from this one; costs of shards and choices stay shared."""
+        other = copy(self)
+        shared = ("loads", "may", "price")
+        for name in (name for name, value in vars(self).items() if isinstance(value, np.ndarray)):
+            if name not in shared:
+                setattr(other, name, getattr(self, name).copy())
+        other.chosen, other.asked_of = dict(self.chosen), Asked(self.asked_of)
+        return other
 
     @property
     def worth(self) -> float:
@@ -221,7 +236,7 @@ class Board:
     def narrow(self, may: np.ndarray) -> None:
         """Leave only some choices of forms to items, (R, 4)."""
         self.may = may
-        self.asked_of: dict[int, tuple[list[Piecewise], Everywhere | None]] = {}
+        self.asked_of = Asked()
 
     def _allowed(self, item: int) -> np.ndarray:
         """Devices that pins and rivals leave an item; rivals have no shards but on one device."""
