@@ -96,6 +96,9 @@ def judge(size: Size, theirs: dict[tuple[str, str], Run], ours: dict[tuple[str, 
         runs = [kept.get((task.name, way)) for task in tasks]
         ms[way] = np.array([_measured(task, run) for task, run in zip(tasks, runs, strict=True)])
         seconds[way] = np.array([np.nan if run is None else run.seconds for run in runs])
+    run = np.isfinite([seconds[way] for way in WAYS]).all(axis=0)
+    for way in WAYS:
+        ms[way][~run] = np.nan  # the others may be better
     return Judged(size, np.array([lower_bound(task, PERF) for task in tasks]), ms, seconds)
 
 
