@@ -35,6 +35,7 @@ class Prices:
     table: int | None  # that binds alone
     least: np.ndarray  # (N,) ms that each table adds to the mean of devices at least, memory paid for
     excess: np.ndarray  # (R, 4) ms that a form and choice adds to the bound, over the cheapest of the table's
+    alone: np.ndarray  # (R, 4) ms of the dearest shard that a form and choice makes, where it is cheapest
 
 
 def prices(forms: Forms, loads: np.ndarray, average: np.ndarray | None = None) -> Prices:
@@ -64,7 +65,7 @@ def prices(forms: Forms, loads: np.ndarray, average: np.ndarray | None = None) -
     mean = least.sum() - relaxed.price @ relaxed.room
     excess = paid - least[forms.table, None] - (low - mean)
     binding = table if low <= alone[table] else None
-    return Prices(low, relaxed.price * forms.task.num_devices, binding, least, excess)
+    return Prices(low, relaxed.price * forms.task.num_devices, binding, least, excess, dearest)
 
 
 class Relaxed:

@@ -153,6 +153,7 @@ def searched(
     search = Search(task, planner, budget, progress)
     board, rng = greedy_board(search), task_rng(seed, task)
     makespan, chosen = search.makespan, search.chosen
+    search.may = board.may
     if search.pieces is not None:
         board, search.may = of_few_kinds(search, board, rng)
     if start is not None and (other := search.resumed(start)).worth < board.worth:

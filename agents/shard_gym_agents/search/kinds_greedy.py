@@ -16,6 +16,7 @@ from shard_gym_agents.search.kinds_board import LIFT, Board
 
 RISES = 0, 0.1, 0.3, *(4.0**n for n in range(12))  # of the price of memory, in units of what a device costs
 ENOUGH, DESPERATE = 4, 8  # greedy plans tried, at least; those where none has room for all
+FILLS = 0.4  # of the slowest device: a shard that others may be better without
 NEAR = 1.03  # of the bound: good enough for a greedy
 FEW = 0.3  # share of the budget in which kinds are left out
 
@@ -40,7 +41,29 @@ def greedy_board(search: Aim) -> Board:
         near = search.makespan <= search.prices.bound * NEAR
         if (search.chosen and near) or (enough and (search.chosen or search.over)):
             break
-    return min(found, key=_amiss) if search.chosen else _evenly(search) or min(found, key=_amiss)
+    if not search.chosen:
+        return _evenly(search) or min(found, key=_amiss)
+    if not near and search.pieces is None:
+        found += _without_slow(search, min(found, key=_amiss))
+    return min(found, key=_amiss)
+
+
+def _without_slow(search: Aim, best: Board) -> Iterator[Board]:
+    """Boards without shards as slow as the one that fills most of the slowest device, as long as they are better."""
+    choices, turn, alone = search.choices, next(turns(search)), search.prices.alone
+    may = choices.may
+    while True:
+        mine = np.flatnonzero(best.cost[:, best.load.argmax()])
+        options = [best.chosen[item] for item in mine.tolist()]
+        slowest = max((float(alone[option.form, option.choice]) for option in options), default=0.0)
+        may = may & (alone < slowest)
+        if slowest < FILLS * best.longest * search.unit or not choices.suffice(may):
+            return
+        board = in_turn(search, turn, may)
+        if _amiss(board) >= _amiss(best):
+            return
+        best = board
+        yield board
 
 
 def _evenly(search: Aim) -> Board | None:
@@ -106,5 +129,5 @@ def of_few_kinds(search: Aim, board: Board, rng: np.random.Generator) -> tuple[B
 
 
 def _amiss(board: Board) -> tuple[int, float]:
-    """Items without room, then the aim: the less of either, the better."""
-    return -len(board.chosen), board.worth
+    """Items without room, then the slowest device, or the aim where costs do not add up: the less, the better."""
+    return -len(board.chosen), board.longest if board.ask is None else board.worth
