@@ -64,6 +64,7 @@ class Choices:
         self.size = self.forms.bytes[:resources].astype(np.float64)
         self.room = np.stack(rooms(task)).astype(np.float64)[:resources]
         self.may = self.forms.may.copy()
+        self.loose = (self.rules.allowed.all(axis=1) & (self.rules.rival < 0))[:-1]  # may go to any device
         if self.rules.binding:
             self._bind()
         self.at = [slice(a, b) for a, b in zip(self.forms.first[:-1], self.forms.first[1:], strict=True)]

@@ -24,6 +24,7 @@ from shard_gym.simulators import FastSimulator
 from shard_gym.task.task import Task
 from shard_gym_agents.search.choices import Choices, Option
 from shard_gym_agents.search.kinds_board import LIFT, Board
+from shard_gym_agents.search.kinds_swaps import even_out
 from shard_gym_agents.search.state import Budget, Costs
 from shard_gym_agents.solvers.solver import Progress, require_number, task_rng
 
@@ -160,6 +161,8 @@ class Search:
             lost = self._changed(board, missing, rng, heat * float(rng.exponential()))
             if lost is not None:
                 missing = lost
+                if not missing and board.ask is None:
+                    even_out(board, rng)
                 if self.seen(board):
                     return True
                 gap = self._narrow(board, gap)

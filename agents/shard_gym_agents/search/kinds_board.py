@@ -35,6 +35,8 @@ class Board:
         self.cost, self.held = np.zeros((n, k)), np.zeros((n, len(choices.room), k))
         self.near = np.zeros((choices.rules.apart.shape[1], k), np.int64)
         self.chosen: dict[int, Option] = {}
+        self.form = np.zeros(n, np.int64)
+        self.alone = np.zeros((n, k), bool)
         self.narrow(choices.may)
 
     @property
@@ -43,7 +45,12 @@ class Board:
         used = (self.choices.room - self.free).sum(axis=1)
         if self.ask is not None:
             return self.ask(self.sums) / self.unit + float(self.price @ used)
-        return float((np.maximum(self.load, 0.0) ** 4).sum() / 4 + self.price @ used)
+        return float((np.maximum(self.load, 0.0) ** 4).sum() / 4 + self.dear @ used)
+
+    @property
+    def dear(self) -> np.ndarray:
+        """The price of a byte beside fourth powers, whose slope at the bound depends on how much loads are raised."""
+        return self.price * (1 + self.lift) ** 3
 
     @property
     def longest(self) -> float:
@@ -63,6 +70,9 @@ class Board:
         self.load += cost
         self.free -= held
         self.chosen[item] = option
+        self.form[item] = option.form
+        if option.choice == DEVICE:
+            self.alone[item, list(option.targets)] = True
         if self.ask is not None:
             self.sums += self.choices.rows(item, option)
         if self.choices.rules.binding:
@@ -77,8 +87,13 @@ class Board:
             self.sums -= self.choices.rows(item, option)
         if self.choices.rules.binding:
             self._stands(item, option, -1)
+        self.alone[item] = False
         self.cost[item] = 0.0
         self.held[item] = 0.0
+
+    def movable(self, device: int) -> np.ndarray:
+        """True for items that have a whole piece on a device, and may have it on any, (N,)."""
+        return self.alone[:, device] & self.choices.loose
 
     def settle(self) -> None:
         """Add up running sums anew."""
@@ -109,7 +124,7 @@ class Board:
         pieces, everywhere = asked
         square = np.maximum(self.load, 0.0) ** 2
         power = square * square
-        price = self.price * noise
+        price = self.dear * noise
         found = None if everywhere is None else self._everywhere(everywhere, power, price)
         for some in pieces:
             option = self._piecewise(item, some, power, price)
