@@ -1,0 +1,138 @@
+"""DreamShard with the planner in the loop where tasks allow all kinds of sharding: a policy over options of tables.
+
+Beside a table's features, the policy is shown what the planner says of the plan with each option, whose pieces go where
+they cost least as far as costs add up. Training begins where the only weight is that of an aim like cost-greedy's:
+fourth powers of what devices cost, and bytes at their price. Where tables find no room, the solver tries orders by
+size, and dearer memory. Needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shard_gym.errors import InfeasibleTask
+from shard_gym.plan.plan import Plan
+from shard_gym.simulators import FastSimulator, Simulator
+from shard_gym.task.task import Task
+from shard_gym_agents.learners import rollouts
+from shard_gym_agents.learners.learner import save_tensors
+from shard_gym_agents.learners.menus import ATTEMPTS, Menu
+from shard_gym_agents.learners.offers import FEATURES, Offers
+from shard_gym_agents.learners.rollouts import ILLEGAL, Sampled
+from shard_gym_agents.learners.scores import Game, ScoreNet
+from shard_gym_agents.search.kinds import Search
+from shard_gym_agents.search.state import Budget
+from shard_gym_agents.solvers.solver import require_fast
+
+KIND = "dreamshard-planner-options"  # of file
+
+
+def new_net(scaling: np.ndarray, greedy: bool = True) -> ScoreNet:
+    """A network that has not learned yet."""
+    return ScoreNet(scaling, FEATURES, "aim" if greedy else None)
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """Whole episodes, side by side."""
+
+    offers: Offers  # at the end
+    actions: Tensor  # (B, N) options
+    seen: Tensor  # (B, N, M, F)
+    legal: Tensor  # (B, N, M); all options where none is
+    times: np.ndarray  # (B, N, K) pieces on each device
+    alive: np.ndarray  # (B,) True if every item had an option that is legal
+
+    def over(self) -> Tensor:
+        """The most that a memory is over, as a share of it, (B,); 0 if none is."""
+        menu = self.offers.menu
+        over = np.maximum(-self.offers.free / np.maximum(menu.capacity, 1), 0).max(axis=(1, 2))
+        return torch.from_numpy(over.astype(np.float32))
+
+
+@torch.no_grad()
+def play(net: ScoreNet, menu: Menu, planner: FastSimulator, generator: torch.Generator | None) -> Played:
+    """Place all items; options are drawn, or the best."""
+    offers, where = Offers(menu, planner), net.weights.device
+    tables, alive, each = _tables(net, menu), np.ones(len(menu.task), bool), np.arange(len(menu.task))
+    actions, seen, legal, times = ([] for _ in range(4))
+    for step in range(menu.item.shape[1]):
+        found, may = offers.look(step)
+        real, fits = menu.choice[:, step] >= 0, may.any(axis=1)
+        alive &= fits | ~real.any(axis=1)
+        may |= ~fits[:, None] & (real | ~real.any(axis=1)[:, None])
+        shown = torch.from_numpy(found).to(where)
+        chosen = rollouts.choose(net(tables[:, step, None], shown), may, generator)
+        at = each, chosen.cpu().numpy()
+        offers.take(at[1])
+        actions.append(chosen)
+        seen.append(shown)
+        legal.append(torch.from_numpy(may).to(where))
+        times.append(offers.times[at])
+    stacked = (torch.stack(column, 1) for column in (actions, seen, legal))
+    return Played(offers, *stacked, np.stack(times, 1), alive)
+
+
+def log_policy(net: ScoreNet, played: Played) -> Tensor:
+    """Log probabilities of the options at each step, masked as they were drawn, (B, N, M)."""
+    tables = _tables(net, played.offers.menu)[:, :, None]
+    return net(tables, played.seen).masked_fill(~played.legal, ILLEGAL).log_softmax(-1)
+
+
+def _tables(net: ScoreNet, menu: Menu) -> Tensor:
+    """Representations of items, (B, N, 64)."""
+    return net.table(torch.from_numpy(menu.features).to(net.weights.device))
+
+
+def begin(tasks: Sequence[Task], planner: FastSimulator, scaling: np.ndarray) -> Menu:
+    """Menus of tasks, each in the first attempt in which the policy that has not learned finds room for all tables."""
+    searches = [Search(task, planner, Budget(np.inf, 0)) for task in tasks]
+    first, attempts = new_net(scaling), np.zeros(len(tasks), np.int64)
+    for attempt in range(1, ATTEMPTS):
+        menu = Menu.of(searches, planner, scaling, attempts)
+        if (alive := play(first, menu, planner, None).alive).all():
+            return menu
+        attempts[~alive] = attempt
+    return Menu.of(searches, planner, scaling, attempts)
+
+
+def sampled(net: ScoreNet, menu: Menu, planner: FastSimulator, generator: torch.Generator) -> Sampled:
+    """Episodes of these tasks."""
+    played = play(net, menu, planner, generator)
+    real = torch.from_numpy(menu.item >= 0).to(played.actions.device, torch.float32)
+    makespans = torch.from_numpy(played.offers.makespan())
+    return Sampled(played.actions, played.over(), makespans, log_policy(net, played), real)
+
+
+@dataclass(frozen=True, eq=False)
+class OptionPlanner:
+    """Each table by the option of the highest score where there is room."""
+
+    track: ClassVar[str] = "search"
+    deterministic: ClassVar[bool] = True
+    net: ScoreNet
+
+    def __call__(self, task: Task, planner: Simulator) -> Plan:
+        fast = require_fast(planner)
+        search = Search(task, fast, Budget(np.inf, 0))
+        for attempt in range(ATTEMPTS):
+            menu = Menu.of([search], fast, self.net.scaling.numpy(), np.array([attempt]))
+            played = play(self.net, menu, fast, None)
+            if played.alive[0]:
+                return menu.plan(played.actions[0].numpy(), played.times[0])
+        raise InfeasibleTask(
+            f"some table found no room in {ATTEMPTS} orders, which does not prove that there is no plan: try auto"
+        )
+
+    def save(self, path: str | Path, **card: Any) -> None:
+        save_tensors(path, self.net.state_dict(), {**card, "kind": KIND, "seen": list(FEATURES)})
+
+
+OPTIONS = Game(new_net, begin, sampled, OptionPlanner)
