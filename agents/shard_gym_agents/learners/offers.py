@@ -9,7 +9,7 @@ from shard_gym.simulators import FastSimulator, Latency
 from shard_gym_agents.learners.menus import Menu
 
 LIFT, LOW = 2.0, 0.5  # of devices' costs, in units, under the fourth powers of the aim; of one that evens out more
-LOUD = 10.0  # what differences between options are multiplied with
+LOUD = 100.0  # what differences between options are multiplied with: those of good ones are a hundredth of a unit
 FAR = 50.0  # the most that an option is shown to be above another
 FULL = 1e6  # units that a device counts more for each share of its memory that it is over
 FEATURES = (
@@ -101,7 +101,7 @@ class Offers:
         return np.stack(
             [
                 LOUD * price,
-                LOUD * asked.sum(axis=(2, 3)) / total,
+                np.minimum(asked.sum(axis=(2, 3)) / total * 10, 2),
                 left / (left + later / self.task.num_devices + 1),
                 np.minimum((asked / np.maximum(free, 1)).max(axis=(2, 3)), 1),
                 np.broadcast_to(np.minimum(later / total, 2), left.shape),
