@@ -122,7 +122,7 @@ class FakeLearner:
 
 
 def same(one, other):
-    """Whether two states are equal to the bit."""
+    """True if two states are equal to the bit."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 

@@ -54,7 +54,7 @@ def drawn_table(rng, pooled, sharder, device):
 
 
 def constraint(table, kind, min_partition, setup, fetched=None):
-    """What the library is told of a table; `fetched` is a `CacheStatistics`."""
+    """The library's constraints of a table; `fetched` is a `CacheStatistics`."""
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import MultiPassPrefetchConfig
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import CacheParams

@@ -34,7 +34,7 @@ def untrained(seed=0, order="cost", **config):
 
 
 def episodes(learner, seed=0):
-    """What one actor plays with the weights of now."""
+    """Episodes of one actor with the weights of now."""
     actor = Actor(learner.stage, learner.config.num_envs)
     return actor.play(Request(seed, 0, packed(net=learner.net))).episodes
 
@@ -126,7 +126,7 @@ def test_the_actors_keep_to_the_mask():
 
 @pytest.mark.parametrize(("key", "cost_model"), [("dlrm-10x4", True), ("dlrm-10x4", False), ("metasyn-80x8", True)])
 def test_the_solver_sees_what_the_actors_see(key, cost_model):
-    """Its plan, played in the environment: of what actors compute there, each action has the highest score."""
+    """Each action of its plan has the highest of the scores that actors compute in the environment."""
     learner = Learner(suites.get(key), replace(SMALL, cost_model=cost_model), seed=0)
     learner.iterate()
     planner = simulators.make(learner.suite.planner)

@@ -154,7 +154,7 @@ def test_memory_binds_where_the_heavy_table_fits_on_the_slow_device_only():
 
 
 def test_memory_binds_where_a_device_must_hold_more_than_its_heavy_table():
-    """Of 16 tables two devices have room for 8 each, so nothing is left over: the light ones go along."""
+    """Two devices have room for 8 of 16 tables each, so nothing is left over: the light ones go along."""
     tables = make_pool(rows=1_000, dim=16, pooling=[80.0] + [5.0] * 15)
     full = Task(tables, memory=(8 * 32_000,) * 2)
     wide = replace(full, memory=(16 * 32_000,) * 2)

@@ -13,6 +13,7 @@ from shard_gym.simulators.torchrec import CRITICAL_PATH, PHASES, TorchRecPerf, e
 from shard_gym.tables.pool import GB
 from shard_gym.task.constraints import KINDS
 from shard_gym.task.links import Links
+from shard_gym.torchrec.stats import plan_stats
 from tests.storage_helpers import TYPES, collection, constraint, drawn_table
 
 planner = pytest.importorskip("torchrec.distributed.planner")
@@ -56,7 +57,7 @@ def estimated(module, sharder, constraints, setup):
 
 
 def statistics(table):
-    """What the library is told of a cache, so that it expects the table's misses."""
+    """Statistics of a cache, by which the library expects the table's misses."""
     from torchrec.distributed.types import CacheStatistics
 
     class Told(CacheStatistics):
@@ -198,5 +199,9 @@ def test_a_plan_of_all_kinds_is_rated_as_torchrec_rates_it(seed):
             shard.rank = rank
     rating = plan_latency(TorchRecPerf(), task, plan).makespan("iteration")
     assert rating == pytest.approx(NoopPerfModel(topology).rate(options), rel=1e-6)
+    theirs = _calculate_critical_path(options)
     path = plan_latency(TorchRecPerf(), replace(task, objective=CRITICAL_PATH), plan)
-    assert path.makespan(CRITICAL_PATH) == pytest.approx(_calculate_critical_path(options).total(), rel=1e-6)
+    assert path.makespan(CRITICAL_PATH) == pytest.approx(theirs.total(), rel=1e-6)
+    of_phases = [slowest.ms for slowest in plan_stats(task, plan).critical_path("torchrec").values()]
+    forward, there, back, backward = of_phases
+    assert (there + back, forward + backward) == pytest.approx((theirs.comms_estimate, theirs.comp_estimate), rel=1e-12)

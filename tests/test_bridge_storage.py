@@ -89,7 +89,7 @@ def test_quantised_tables_are_torchrecs_to_the_byte(inference):
 
 
 def worked_example():
-    """Of TorchRec's guide to its statistics: 80 M rows over 96 ranks, a sequence of 6,066 ids."""
+    """The example of TorchRec's guide to its statistics: 80 M rows over 96 ranks, a sequence of 6,066 ids."""
     features = tuple(Feature(pooling) for pooling in (66.0, 1000.0, 2000.0, 3000.0))
     table = Table(80_000_000, 128, 2, features, pooled=False, optimizer="rowwise_adagrad")
     return table, Setup(world_size=96, batch=2560)

@@ -1,4 +1,4 @@
-"""What TorchRec's accounting leaves out, as FBGEMM holds it; and tasks that are counted either way."""
+"""Bytes that TorchRec's accounting leaves out, as FBGEMM holds them; and tasks that are counted either way."""
 
 from dataclasses import replace
 

@@ -79,13 +79,14 @@ def test_a_sweep_compares_machines(tables, tmp_path, capsys):
     assert main(["sweep", *tables, "--hardware", machines, "--agent", "cost-greedy"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("dgx-h100 assumes fp32; ")
-    head, h100, priced, small, _, why, memory, devices = lines[3:]
+    head, h100, priced, small, _, why, host, memory, devices = lines[3:]
     assert head.split()[:4] == ["hardware", "hosts", "devices", "GiB"]
     assert h100.split()[:4] == ["dgx-h100", "1", "8", "68.00"]
     makespan, price, of_steps = map(float, priced.split()[-3:])
     assert (price, of_steps) == (36, pytest.approx(36 * makespan * 1e6 / 3.6e6, abs=0.01))  # 10 a millisecond
     assert small.split()[-3:] == ["NO", "PLAN", "2.00"]
     assert why.startswith("small: table 0 ('user', 3,200,000 bytes) fits on no device") and "1,031,291 too few" in why
+    assert "(1,280,000 bytes) a device are enough (--residences hbm,uvm" in host
     assert "(6,400,000 bytes) a device are enough" in memory and devices == "  what helps: devices: 2 are enough, now 1"
 
 

@@ -33,7 +33,7 @@ def given(tmp_path):
 
 
 def broken(capsys, *command):
-    """What `score` says that a plan breaks."""
+    """Rules that a plan breaks, as `score` prints them."""
     assert main(["score", *command]) == 0
     lines = capsys.readouterr().out.splitlines()
     return [line.removeprefix("INFEASIBLE: ") for line in lines if line.startswith("INFEASIBLE")]

@@ -208,7 +208,7 @@ def shuffled(tensors: dict[str, np.ndarray], head: str, units: np.ndarray) -> di
 
 
 def test_products_are_exact_so_that_their_order_does_not_matter(measured):
-    """What bit-equality in any batch rests on, whatever BLAS does; weights off the grid would break it."""
+    """Exact sums make results equal to the bit in any batch, whatever BLAS does; weights off the grid would not."""
     weights = fit(measured, "autoshard", settings=QUICK)
     shards, units = predictors.shards_of(measured), np.random.default_rng(0).permutation(64)
     off_grid = {k: v * (1 + 1e-7) if k.startswith("forward/1/w") else v for k, v in weights.tensors.items()}

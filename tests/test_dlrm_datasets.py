@@ -43,7 +43,7 @@ TWO_TABLES = [[[5, 5], [], [7]], [[120, 3, 3, 3], [120], [0]]]  # 2 tables, batc
 
 @pytest.fixture(autouse=True)
 def unpacked(tmp_path_factory, monkeypatch):
-    """Where gzipped files are unpacked; must be empty after every test."""
+    """Folder where gzipped files are unpacked; it must be empty after every test."""
     folder = tmp_path_factory.mktemp("unpacked")
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     yield folder

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FILES = sorted(path for folder in ("shard_gym", "agents", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
+FILES = sorted(
+    path for folder in ("shard_gym", "agents", "benchmarks", "tests") for path in (ROOT / folder).rglob("*.py")
+)
 RIDDLES = (
     "as at by for from how if in it its of on so that those these this they to what when where whether which while "
     "who whose why with"

@@ -19,7 +19,7 @@ ROOFLINE = simulators.make(simulators.DEFAULT)
 
 
 def cheapest(shown):
-    """Where the next table makes its device cost the least; the first such device that has room."""
+    """The device that costs least with the next table on it; the first such device that has room."""
     return np.where(shown["action_mask"], shown["ahead"], np.inf).argmin(axis=-1)
 
 

@@ -13,7 +13,7 @@ from tests.test_split_env import SPLIT, ColumnsMs, columns
 
 
 def by_name(shown, devices):
-    """What a row shows of the next table and of devices, by name."""
+    """Numbers of a row on the next table and on devices, by name."""
     blocks = np.split(shown[STATE:], [devices, 2 * devices, 3 * devices, 4 * devices])
     of_devices = dict(zip(("cost", "gap", "free", "speed", "mask"), blocks, strict=True))
     return {"alone": shown[22], "size": shown[23], **of_devices}

@@ -1,4 +1,4 @@
-"""What a caller may get wrong, or odd but legal: an error of ours that says what to do, or a sensible episode."""
+"""Input that is wrong, or odd but legal: an error of ours that says what to do, or a sensible episode."""
 
 import gymnasium as gym
 import numpy as np

@@ -61,7 +61,7 @@ def test_tiny_tasks_are_solved_as_well_as_by_brute_force(patient, simulator, see
 @pytest.mark.parametrize("links", WIRES, ids=str)
 @pytest.mark.parametrize("speed", [(1.0,) * 5, (1.0, 0.5, 1.0, 2.0, 0.7)], ids=["alike", "not alike"])
 def test_a_roofline_program_is_worth_what_the_simulator_says(links, speed):
-    """Of a placement that uses all devices, to the solver's tolerance: only the placement's values are left to it."""
+    """The placement uses all devices, and only its values are left to the program; to the solver's tolerance."""
     tables = make_pool(rows=50_000, dim=[4, 8, 16, 64, 128, 32, 4], pooling=[9, 1, 30, 2, 5, 0.5, 12])
     tables = tables.with_(bags=[1, 3, 1, 0.3, 2, 1, 1])
     placement = np.array([0, 1, 2, 3, 4, 0, 3])

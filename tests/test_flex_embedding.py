@@ -15,7 +15,7 @@ CUTS = [(0, 0), (20, 0), (0, 31), (20, 101), (300, 0), (0, 300), (7, 293)]  # DP
 
 
 def as_unsharded(cuts):
-    """On each rank: rows found, and gradients of two backward passes, against torch's own embedding."""
+    """Rows found on each rank, and gradients of two backward passes, against torch's own embedding."""
     import torch
     from torch import distributed
 

@@ -75,7 +75,7 @@ def every_plan(task):
 
 
 def dearest_row(task):
-    """What one row can make of a difference."""
+    """Most that one row can add to the cost."""
     found = [row_costs(task, t.row_bytes, p) for t in task.tables if not t.pooled for p in t.curve.probability]
     return max((max(ms) - min(ms) for ms in (list(zip(*cost, strict=True))[1] for cost in found)), default=0.0)
 

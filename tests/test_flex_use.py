@@ -107,8 +107,8 @@ def sequences(rows):
 
 
 def looked_up_by_torchrec(names, rows, plan):
-    """On each rank: whether an EmbeddingCollection sharded by the plan finds the rows of an unsharded one, and what it
-    holds; a backward pass follows.
+    """Compare, on each rank, rows that an EmbeddingCollection sharded by the plan finds with those of an unsharded one,
+    and tell what it holds; a backward pass follows.
     """
     import torch
     from torch import distributed
@@ -155,7 +155,7 @@ def test_torchrec_runs_sequence_tables_that_are_rw():
 
 @pytest.mark.skipif(find_spec("torchrec") is None, reason="needs TorchRec")
 def test_torchrec_has_a_divided_table_as_one_of_dp_and_one_of_rw():
-    """As a plan for GPUs: TorchRec's data-parallel tables of sequences do not run on CPUs, which `to_torchrec` says."""
+    """A plan for GPUs: TorchRec's data-parallel tables of sequences do not run on CPUs, which `to_torchrec` says."""
     from shard_gym.torchrec.plans import to_torchrec
 
     task = sequences((101,))

@@ -134,6 +134,18 @@ def test_devices_take_one_digit_each_up_to_36():
     assert packed(Plan((0, 36), (0,))) == {"device": "2:0010", "splits": [0]}
 
 
+def test_plans_of_all_kinds_are_packed_piece_by_piece(tmp_path):
+    told = {"pieces": ["rw 0-3 cached 0.1", "tw 2", "cw 3,1", "twrw 2-3", "tw 0 uvm 0.0", "grid 0-3"], "splits": [5]}
+    told["pieces"].append("grid 2-3,0-1")
+    plan = unpacked(told)
+    assert plan.kind[:4] == ("rw", "tw", "cw", "twrw") and plan.devices[5:] == ((0, 1, 2, 3), (2, 3, 0, 1))
+    assert plan.residence[::4] == ("cached", "uvm") and plan.share == (0.1, 1, 1, 1, 0, 1, 1)
+    assert packed(plan) == told
+    kept = entry(2.0) | {"plan": plan.to_dict()}
+    keep_best(tmp_path / "some.json", ROOFLINE, [("a", kept)])
+    assert load_best(tmp_path / "some.json", ROOFLINE, ()) == {"a": kept}
+
+
 def entry(makespan, device=0):
     return {"makespan": makespan, "plan": Plan((device,)).to_dict(), "solver": "me", "seed": 0, "date": "2026-01-01"}
 
@@ -190,7 +202,7 @@ def test_a_campaign_writes_plans_cards_and_the_page(whole):
 
 
 def killed(folder):
-    """What a kill leaves of the runs: five lines, and half of the sixth."""
+    """A kill leaves five lines of the runs, and half of the sixth."""
     for path in (folder / "runs").glob("*.jsonl"):
         lines = path.read_text().splitlines(keepends=True)
         path.write_text("".join(lines[:5]) + lines[5][:40])

@@ -207,7 +207,7 @@ def test_learners_are_trained_on_the_suites_own_planner_only(capsys):
 
 
 class Diary:
-    """What the agent of that name wrote down: who called it, and on which task."""
+    """Lines that the agent of that name wrote: who called it, and on which task."""
 
     def __init__(self, folder):
         self.path = folder / "diary"

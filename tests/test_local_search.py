@@ -90,7 +90,7 @@ def test_a_plan_with_splits_is_the_placement_it_came_from(seed, objective):
 @pytest.mark.parametrize("name", ["local-search", "beam", "auto"])
 @pytest.mark.parametrize("most", [0, 1, 2])
 def test_a_table_is_quartered_where_not_even_its_half_fits_beside_another(name, most):
-    """Of a table of 100 parts, a half fits on one device only, quarters on all."""
+    """A half of a table of 100 parts fits on one device only, quarters on all."""
     tables = make_pool(rows=[1_000, 10], dim=64, pooling=[30, 1])
     size, memory = int(tables.weight_bytes[0]), [0.46, 0.44, 0.42]
     memory[most] = 0.52

@@ -29,7 +29,7 @@ WANTED = Wanted("dreamshard", "dlrm-10x4", 0, 2, SMALL)
 
 @pytest.fixture
 def iterations(monkeypatch):
-    """How many iterations DreamShard was asked for."""
+    """Number of iterations that DreamShard was asked for."""
     asked, iterate = [], dreamshard.Learner.iterate
     monkeypatch.setattr(dreamshard.Learner, "iterate", lambda self: asked.append(1) or iterate(self))
     return asked

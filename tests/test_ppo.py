@@ -42,7 +42,7 @@ def untrained(seed=0, order="cost", **settings):
 
 
 def learns(learner, best, iterations):
-    """Whether its plans of all tasks get as good as that, in ms."""
+    """True if its plans of all tasks get as good as that, in ms."""
     for _ in range(iterations):
         learner.iterate()
         solver = learner.solver()
@@ -160,7 +160,7 @@ def test_full_devices_and_first_tables_give_numbers():
 
 
 def returns(learner):
-    """What an iteration tells, but for calls: each process asks about a task once when it first comes."""
+    """Numbers of an iteration, but for calls: each process asks about a task once when it first comes."""
     return {name: value for name, value in learner.iterate().items() if name != "simulator_calls"}
 
 
@@ -209,7 +209,7 @@ def test_samples_are_drawn_side_by_side_and_fit():
 
 
 def test_a_dead_end_is_tried_again_by_size_and_then_named():
-    """By cost the two small tables spread, and the large one has no room."""
+    """The two small tables spread by cost, and the large one has no room."""
     rows, solver = [100, 100, 200], untrained(loads=1)
     task = Task(make_pool(rows=rows, dim=16, pooling=[9, 8, 1]), (2 * 100 * 32,) * 2, objective="kernel")
     assert len(set(solver(task, PoolingMs()).device[:2])) == 1

@@ -1,4 +1,4 @@
-"""What would help a task that has no plan: numbers that can be worked out by hand. A table has 64,000 bytes."""
+"""Changes that would help a task without a plan: numbers that can be worked out by hand. A table has 64,000 bytes."""
 
 from dataclasses import replace
 
@@ -9,6 +9,7 @@ from shard_gym import Constraints, Task, make_pool
 from shard_gym.memory.usage import device_bytes
 from shard_gym.plan.proposals import proposals, simple_plan
 from shard_gym.plan.violations import violations
+from shard_gym.task.links import Links
 from shard_gym.torchrec.report import limits
 
 THREE = Task(make_pool([1_000] * 3, dim=16, dtype="fp32", name=("a", "b", "c")), memory=(64_000,) * 2)
@@ -26,7 +27,7 @@ def test_halves_need_less_memory_than_whole_tables():
 
 
 def test_splits_that_are_enough():
-    """On devices of a table and a half, one table has to be halved."""
+    """One table has to be halved on devices of a table and a half."""
     task = replace(THREE, memory=(96_000,) * 2)
     assert proposals(task)[0] == "splits: there is a plan with 1 halving of columns, of 'a' (--allow-splits)"
     allowed = replace(task, splits_allowed=True)
@@ -50,6 +51,38 @@ def test_devices_that_differ_are_told_one_by_one():
         "memory: enough are 0.00 GiB (128,000 bytes) on device 0, now 0.00 GiB (100,000 bytes), "
         "0.00 GiB (64,000 bytes) on device 1, now 0.00 GiB (50,000 bytes)"
     )
+
+
+BIG = Task(make_pool([1_000], dim=16, dtype="fp32"), (16_000,) * 4, "iteration", links=Links(1e8, group=2))
+
+
+def test_kinds_that_are_enough():
+    """A table of 64,000 bytes by rows on four devices of 16,000, or on those of a host where they have 32,000."""
+    splits, rows, *_ = proposals(BIG)
+    assert "3 halvings" in splits and rows == "kinds: there is a plan with rw (--kinds tw,rw)"
+    allowed = replace(BIG, kinds=("tw", "rw"))
+    assert proposals(allowed) == ("there is a plan: a search such as auto finds one",)
+    assert simple_plan(allowed).kind == ("rw",) and not violations(allowed, simple_plan(allowed))
+    one_host = replace(BIG, memory=(32_000,) * 2 + (1_000,) * 2)
+    assert proposals(one_host)[1] == "kinds: there is a plan with twrw (--kinds tw,twrw)"
+
+
+def test_memory_of_hosts_that_is_enough():
+    """A table that fits on no device goes to a device's part of its host whole, by rows a quarter of it to each."""
+    small = replace(BIG, memory=(15_000,) * 4)
+    whole, _ = proposals(small)
+    assert whole == ("host memory: 0.00 GiB (64,000 bytes) a device are enough (--residences hbm,uvm --host-memory-gb)")
+    in_host, memory, devices = proposals(replace(small, kinds=("tw", "rw")))
+    assert "(16,000 bytes) a device" in in_host and "(16,000 bytes) a device" in memory
+    assert devices == "devices: 5 are enough, now 4"
+
+
+def test_whole_hosts_are_proposed_where_kinds_need_them():
+    tables = make_pool([1_000] * 3, dim=16, dtype="fp32")
+    small = replace(BIG, tables=tables, memory=(40_000,) * 4, kinds=("tw", "twrw"))
+    host, memory, devices = proposals(small)
+    assert devices == "devices: 6 are enough, now 4"
+    assert host.startswith("host memory: 0.00 GiB (32,000 bytes)") and "(64,000 bytes)" in memory
 
 
 @pytest.mark.parametrize(

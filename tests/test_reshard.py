@@ -52,7 +52,7 @@ def test_it_beats_staying_and_planning_afresh(horizon):
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.sampled_from(["kernel", "iteration"]), st.sampled_from([1e-3, 0.03, 1.0]))
 def test_nothing_costs_less_on_a_tiny_task(seed, objective, horizon):
-    """Whether the plan in use fits or not."""
+    """The plan in use fits in one half of the draws, and may not in the other."""
     task = draw_task(seed, objective, room=1.6, tables=5)
     every = np.array(list(product(range(task.num_devices), repeat=task.num_tables)))
     fits = every[(device_bytes(task, every) <= task.capacity).all(axis=1)]
@@ -150,7 +150,7 @@ def moved_by_hand(task):
 @pytest.mark.parametrize("seed", [1, 5])
 @pytest.mark.parametrize("horizon", [10, 10_000])
 def test_a_plan_in_use_that_outgrew_its_devices_is_mended_first(seed, horizon):
-    """As reported: 500 tables, 20 of them grown, four devices over; 363 tables moved, to a slower plan."""
+    """The case reported: 500 tables, 20 of them grown, four devices over; 363 tables moved, to a slower plan."""
     task = grown(seed)
     base, mended = Plan(task.constraints.base), moved_by_hand(task)
     assert violations(task, base) and mended is not None and not violations(task, mended)

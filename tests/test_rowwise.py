@@ -210,7 +210,7 @@ def test_tiers_are_at_the_bound_and_never_worse_than_fewer(task):
 
 
 def dearest_row(task):
-    """What one row can make of a difference: the gap of whole rows to the relaxation."""
+    """Most that one row can add to the cost: the gap of whole rows to the relaxation."""
     p, _, row_bytes, _ = merged(task)
     ms = np.array([line.ms[0] * row_bytes + line.ms[1] * row_bytes * p for line in task.lines.values()])
     return float((ms.max(axis=0) - ms.min(axis=0)).max())

@@ -136,7 +136,7 @@ def test_a_plan_in_use_that_will_not_do_is_mended_with_the_moves_allowed():
 
 
 def test_few_moves_win_what_few_moves_can():
-    """From everything on one of four devices, each move more makes the plan better."""
+    """Each move more makes the plan better that has everything on one of four devices."""
     task = Task(make_pool(10_000, 16, [20.0] * 8), (10**9,) * 4)
     found = []
     for moves in range(7):

@@ -75,7 +75,7 @@ def test_bytes_of_devices_by_hand():
     tight = dataclasses.replace(task, memory=(10**6, 8_000, 10**6, 10**6), host_memory=1_000)
     told = violations(tight, EVERY)
     assert told[0].startswith(f"device 1 needs {used[1]:,} bytes of 8,000")
-    assert told[1].startswith(f"device 0 needs {of_host[0]:,} bytes of its host's of 1,000")
+    assert told[1].startswith(f"device 0 needs {of_host[0]:,} bytes of its host's memory of 1,000")
 
 
 @settings(max_examples=60)
@@ -133,9 +133,11 @@ def test_kinds_of_a_table():
 BAD_TASKS = {
     "kind rw needs objective 'iteration'": dict(objective="kernel", kinds=("tw", "rw")),
     "kind grid shares rows out .* divides 4; it is 3": dict(kinds=("tw", "grid"), links=Links(1e8, group=3)),
-    "kind twrw shares rows out .* it is 0": dict(kinds=("tw", "twrw"), links=None),
+    "kind twrw shares rows out .* it is 0 ": dict(kinds=("tw", "twrw"), links=None),
     "residence uvm keeps rows in the host's memory": dict(host_memory=0),
     "rows live somewhere": dict(residences=()),
+    "a residence is a name, or several: .* got 5": dict(residences=5),
+    "a kind of sharding is a name, or several: .* got 5": dict(kinds=5),
     "host_memory is bytes": dict(host_memory=-1),
     "host_memory is whole bytes": dict(host_memory=1.5),
     "host_link must be": dict(host_link=0),

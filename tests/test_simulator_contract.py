@@ -1,4 +1,4 @@
-"""What every simulator promises its callers, on one whose numbers can be told by hand."""
+"""Promises of every simulator to its callers, on one whose numbers can be told by hand."""
 
 import numpy as np
 import pytest

@@ -67,7 +67,7 @@ def test_an_empty_device_has_balance_zero():
 
 
 def test_better_balance_can_be_a_worse_plan():
-    """Why plans are ranked by makespan: balance says nothing of communication, nor of how slow all are."""
+    """Balance says nothing of communication, nor of how slow all are: plans are ranked by makespan."""
     balanced = latency_of([2, 2], [9, 1], [9, 1], [4, 4])
     uneven = latency_of([1, 3], [3, 3], [3, 3], [3, 5])
     assert balanced.balance > uneven.balance
@@ -189,7 +189,7 @@ def test_an_embedding_by_hand():
 
 
 def test_a_table_of_three_features_is_sent_and_pooled_three_times_over_and_looked_up_once():
-    """Its samples have three bags each: the columns sent are those of three tables, the lookups and rows of one."""
+    """The samples have three bags each: the columns sent are those of three tables, the lookups and rows of one."""
     task, several = one_table(), one_table(bags=3.0)
     assert several.tables.lookups.tolist() == task.tables.lookups.tolist()
     hardware = Hardware("toy", dram=1, l2_bytes=32, l2=1e9, lookup_ns=1e3, bag_ns=2e3, launch_us=0, links=Links(port=1))
@@ -203,7 +203,7 @@ def test_a_table_of_three_features_is_sent_and_pooled_three_times_over_and_looke
 
 @pytest.mark.parametrize("name", [*ROOFLINES, "learned:cpu-v1"])  # TorchRec's estimate knows no task's links
 def test_columns_count_for_every_bag(name):
-    """By hand: 2 devices, batch 100 (or what was fitted); 48 columns against 8, and each receives the other's."""
+    """Two devices, batch 100 (or what was fitted); 48 columns against 8, and each receives the other's."""
     links = Links(port=1_000.0, latency_ms=1.0)
     tables = make_pool(rows=100, dim=[16, 8], bags=[3.0, 1.0])
     task = Task(tables, (10**9,) * 2, "iteration", batch=100, links=links)

@@ -62,7 +62,7 @@ def masked(rng):
 
 
 def check_end(task, info, simulator):
-    """What is told at the end is what the plan is worth."""
+    """The end of an episode tells what the plan is worth."""
     plan = info["plan"]
     judged = score(task, plan, simulator)
     assert (judged.makespan, judged.balance) == (info["makespan"], info["balance"])

@@ -250,11 +250,11 @@ def test_json_has_a_stable_schema(roofline):
     ]
     assert list(told["ranks"][0]) == [
         *("rank", "hbm_bytes", "hbm_capacity", "ddr_bytes", "ddr_capacity", "input_bytes", "output_bytes"),
-        *("shards", "perf", "torchrec", "margin_bytes"),
+        *("shards", "perf", "torchrec", "torchrec_comm", "margin_bytes"),
     ]
     assert list(told["tables"][0]) == [
         *("name", "kind", "kernel", "rows", "dim", "pooling", "ranks", "shard_sizes", "hbm_bytes", "ddr_bytes"),
-        *("input_bytes", "output_bytes", "torchrec"),
+        *("input_bytes", "output_bytes", "pieces", "share", "torchrec"),
     ]
     phases = ["forward_compute", "forward_comm", "backward_comm", "backward_compute"]
     assert list(told["ranks"][0]["perf"]) == [*phases, "total"]

@@ -6,7 +6,7 @@ from shard_gym import Plan, simulators
 from shard_gym.errors import InfeasibleTask, InvalidPlan, MissingDependency, UnknownName
 from shard_gym.task.links import Links
 from shard_gym.torchrec.modules import task_of_module
-from shard_gym.torchrec.plans import to_torchrec
+from shard_gym.torchrec.plans import from_torchrec, to_torchrec
 from shard_gym_agents import make
 from shard_gym_agents.models import plan_model
 
@@ -62,8 +62,18 @@ def test_hosts_are_the_groups_of_the_links():
     assert str(shard.placement) == "rank:3/cuda:1"
 
 
+def test_kinds_and_hosts_memory_go_through():
+    """The table `user` has 4 GiB on devices of 1: it lives in a host's memory, with some of its rows in a cache."""
+    allowed = dict(kinds=("tw", "rw"), residences=("hbm", "cached"), host_memory=2**32)
+    task, plan, sharding_plan = plan_model(model(rows=2**26), 2, 1, agent="cost-greedy", batch=64, **allowed)
+    assert (task.kinds, task.residences, task.host_memory) == tuple(allowed.values())
+    user = sharding_plan.plan["user.tables"]["user"]
+    assert user.compute_kernel == "fused_uvm_caching" and user.cache_params.load_factor == plan.share[0] < 0.5
+    assert from_torchrec(sharding_plan, task) == plan
+
+
 def test_a_model_that_is_too_big_is_refused_in_words():
-    """It is on meta: its 2**46 bytes are nowhere."""
+    """The model is on meta: its 2**46 bytes are nowhere."""
     with pytest.raises(InfeasibleTask, match="user"):
         plan_model(model(rows=2**40), 2, 1)
 

@@ -152,7 +152,7 @@ def test_without_torchrec_it_says_how_to_install_it(monkeypatch):
 
 
 def test_ours_beat_it_by_its_own_estimate():
-    """What the issue asks of 80 tables on 8 devices: at least 5 % less by TorchRec's own estimate."""
+    """Plans of 80 tables on 8 devices take at least 5 % less by TorchRec's own estimate."""
     task, perf = suites.get("core-80x8").tasks("test")[0], TorchRecPerf()
     ours = make("auto", calls=2_000)(task, perf)
     theirs = plan_of(task)

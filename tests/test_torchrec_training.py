@@ -42,7 +42,7 @@ def train_each():
 
 
 def refusals():
-    """Why this rank has no plan: for tables that fit nowhere, and for more devices than there are ranks."""
+    """Reasons why this rank has no plan: tables that fit nowhere, and more devices than there are ranks."""
     from shard_gym_agents.models import plan_model
 
     found = []
@@ -109,7 +109,7 @@ def hang():
 
 @pytest.fixture(scope="module")
 def answers():
-    """What both ranks say of each training."""
+    """Answers of both ranks on each training."""
     ranks = launch(train_each, 2)
     assert not active_children()
     return tuple(zip(*ranks, strict=True))
@@ -122,7 +122,7 @@ def trained(answers):
 
 @pytest.fixture(scope="module")
 def rows(answers):
-    """Of the example's tables, which this process does not import: that takes seconds."""
+    """Rows of the example's tables, which this process does not import: that takes seconds."""
     return answers[3][0]
 
 

@@ -1,4 +1,4 @@
-"""What a vector environment refuses, in words that say what to do; and refusing changes nothing."""
+"""Input that a vector environment refuses, in words that say what to do; and refusing changes nothing."""
 
 import gymnasium as gym
 import numpy as np

@@ -1,4 +1,4 @@
-"""What users install: the wheel, with its core dependencies and no extra, away from the checkout."""
+"""The wheel as users install it: with its core dependencies and no extra, away from the checkout."""
 
 import os
 import subprocess

@@ -18,7 +18,7 @@ def pair(tasks, num_envs, mode="NextStep", **settings):
 
 
 def parts(value):
-    """What a dict, a tuple, an array of objects or a Latency holds; None of anything else."""
+    """Parts of a dict, a tuple, an array of objects or a Latency; None of anything else."""
     if isinstance(value, dict):
         return value
     if isinstance(value, Latency):

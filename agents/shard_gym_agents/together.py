@@ -10,6 +10,7 @@ from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.flexshard.tiers import RowTask, TieredPlan, worth
 from shard_gym.plan.plan import Plan
 from shard_gym.simulators import Simulator
+from shard_gym.simulators.base import plan_latency
 from shard_gym.task.task import Task
 from shard_gym_agents.solvers.flexshard import Frontier
 
@@ -57,8 +58,7 @@ def plan_together(task: Task, rows: RowTask, planner: Simulator, seed: int = 0, 
         except InfeasibleTask as error:
             why = why or str(error)
             continue
-        split = smaller.split(plan.splits)
-        makespan = float(planner.latency(split, np.array(plan.device)).makespan(task.objective))
+        makespan = float(plan_latency(planner, smaller, plan).makespan(task.objective))
         found.append(Together(plan, tiers, makespan, took.comm_ms, took.memory_bytes))
     if not found:
         raise InfeasibleTask(f"no way found to keep both in memory: {why}")

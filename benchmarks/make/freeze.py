@@ -1,7 +1,7 @@
 """Make the data that suites are frozen in: pools, banks of tasks, random references.
 
-`python -m benchmarks.freeze pools banks` made what is shipped. It refuses to overwrite what is there: a published suite
-never changes. `python -m benchmarks.freeze references` adds those of simulators that have none yet.
+`python -m benchmarks.freeze pools banks references` made what is shipped. It adds what is not there yet, and overwrites
+nothing: a published suite never changes.
 """
 
 from __future__ import annotations
@@ -13,53 +13,79 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from benchmarks.random_kinds import random_makespans
 
 from shard_gym import simulators
-from shard_gym.errors import InfeasibleTask, InvalidPool
+from shard_gym.bounds import certificate
+from shard_gym.errors import InfeasibleTask
 from shard_gym.memory.usage import table_bytes
 from shard_gym.plan.feasibility import first_fit_decreasing
+from shard_gym.plan.forms import beyond_columns
 from shard_gym.plan.random_plans import random_placements
 from shard_gym.records import commands
 from shard_gym.records.files import write_whole
+from shard_gym.simulators.base import plan_latency
 from shard_gym.tables.metasyn import load_metasyn, metasyn, pack
 from shard_gym.tables.pool import GB, TablePool
-from shard_gym.task.suites import MEAN_LOAD, PADDING, SPLITS, SUITES, Suite
+from shard_gym.task.suite import PADDING, SPLITS, Suite, with_doubled_rows
+from shard_gym.task.suites import MEAN_LOAD, SUITES
 from shard_gym.task.task import Task
 from shard_gym_agents import make
+from shard_gym_agents.solvers.solver import require_fast
 
 OWN = [suite for suite in SUITES.values() if not suite.bank]  # the others show the tasks of one of these
 DATA = Path(__file__).parents[2] / "shard_gym" / "data"
 POOLS = [(0, 856), (1, 856), (2, 856), (3, 856), (4, 1000), (5, 1000), (6, 1000)]
 REFERENCE_PLANS = 1_000
 MIXED_DIMS = np.array([4, 8, 16, 32, 64, 128])
+# Memory of each device over the mean load, of suites of all kinds. Below 1 some rows live in the host's memory.
+SHARE_OF_LOAD = {
+    "tight-80x8-allkinds": 0.35,
+    "tightmix-80x8-allkinds": 0.35,
+    "wide-300x16-allkinds": 0.4,
+}
+WIDE_DIMS, MOST_DOUBLINGS = np.array([4, 8, 16, 32, 64, 128, 256, 512]), 8
 PROD_DIMS, PROD_SHARES = np.array([32, 64, 128, 256, 512, 768]), np.array([0.3, 0.25, 0.2, 0.13, 0.08, 0.04])
 
 
 def freeze_pools() -> None:
     """Write the MetaSyn pools that the banks draw from."""
     for seed, n in POOLS:
-        _save(DATA / f"metasyn_{seed}_{n}.npz", {"counts": pack(metasyn(seed, n))})
+        if not (path := DATA / f"metasyn_{seed}_{n}.npz").exists():
+            _save(path, {"counts": pack(metasyn(seed, n))})
 
 
 def freeze_banks() -> None:
-    """Write every suite's tasks: table ids, dims, and capacities where they depend on the task."""
-    bank: dict[str, np.ndarray] = {}
+    """Write the tasks of suites that have none yet: table ids, dims, and capacities where they depend on the task."""
+    path = DATA / "banks.npz"
+    bank: dict[str, np.ndarray] = dict(np.load(path)) if path.exists() else {}
     for number, suite in enumerate(OWN):
-        for split, count in _counts(suite).items():
-            rng = np.random.default_rng([2021, number, SPLITS.index(split)])
-            pool = load_metasyn(*suite.pools[SPLITS.index(split)])
-            decks = {part: Deck(ids, rng) for part, ids in _parts(pool).items()}
-            drawn = [_draw(suite, split, pool, decks, rng) for _ in range(count)]
-            for column, padding in (("tables", PADDING), ("dims", 0)):
-                rows = [
-                    np.pad(d[column], (0, suite.num_tables - len(d[column])), constant_values=padding) for d in drawn
-                ]
-                bank[f"{suite.key}/{split}/{column}"] = np.array(rows, np.uint16)
-            if "memory" in drawn[0]:
-                bank[f"{suite.key}/{split}/memory"] = np.array([d["memory"] for d in drawn], np.int64)
-            if split == "train":
-                bank[f"{suite.key}/scaling"] = _scaling(suite, drawn)
-    _save(DATA / "banks.npz", bank)
+        if f"{suite.drawn_as}/scaling" not in bank:
+            bank |= _drawn(number, suite)
+        if (share := SHARE_OF_LOAD.get(suite.key)) and suite.tables:
+            for split in SPLITS:
+                of_base = [_capacity(share, task) for task in SUITES[suite.tables].tasks(split)]
+                bank.setdefault(f"{suite.key}/{split}/memory", np.array(of_base, np.int64))
+    _save(path, bank)
+
+
+def _drawn(number: int, suite: Suite) -> dict[str, np.ndarray]:
+    """Arrays of a suite's tasks, drawn."""
+    bank: dict[str, np.ndarray] = {}
+    for split, count in _counts(suite).items():
+        rng = np.random.default_rng([2021, number, SPLITS.index(split)])
+        pool = load_metasyn(*suite.pools[SPLITS.index(split)])
+        decks = {part: Deck(ids, rng) for part, ids in _parts(pool).items()}
+        drawn = [_draw(suite, split, pool, decks, rng) for _ in range(count)]
+        for column in [name for name in ("tables", "dims", "doublings") if name in drawn[0]]:
+            padding = PADDING if column == "tables" else 0
+            rows = [np.pad(d[column], (0, suite.num_tables - len(d[column])), constant_values=padding) for d in drawn]
+            bank[f"{suite.key}/{split}/{column}"] = np.array(rows, np.uint16)
+        if "memory" in drawn[0]:
+            bank[f"{suite.key}/{split}/memory"] = np.array([d["memory"] for d in drawn], np.int64)
+        if split == "train":
+            bank[f"{suite.key}/scaling"] = _scaling(suite, drawn)
+    return bank
 
 
 def freeze_references() -> None:
@@ -82,7 +108,7 @@ def freeze_references() -> None:
             planner = simulators.make(suite.planner)
             known[key] = np.mean([_bound_by_one(task, planner) for task in suite.tasks("test")])
             print(f"{key}: {known[key]:.0%} of test tasks")
-    _save(path, known, overwrite=True)
+    _save(path, known)
 
 
 def _counts(suite: Suite) -> dict[str, int]:
@@ -91,7 +117,7 @@ def _counts(suite: Suite) -> dict[str, int]:
         return {"train": 90, "val": 10, "test": 10}
     if suite.name.startswith("DLRM"):
         return {"train": 50, "val": 10, "test": 50}
-    if suite.name.startswith("Prod"):
+    if suite.name.startswith(("Prod", "Wide")):
         return {"train": 20, "val": 5, "test": 100}
     return {"train": 100, "val": 20, "test": 100}
 
@@ -115,6 +141,8 @@ def _draw(
     """One task's table ids, dims and, for tight suites, capacities."""
     if suite.name.startswith("Mixed"):
         return _draw_mixed(suite, pool, rng)
+    if suite.name.startswith("Wide"):
+        return _draw_wide(suite, pool, decks["all"], rng)
     if suite.memory_gb == (MEAN_LOAD,):
         return _draw_tight(suite, pool, decks["all"], rng)
     ids = _deal(suite, split, decks)
@@ -166,7 +194,7 @@ def _draw_tight(suite: Suite, pool: TablePool, deck: Deck, rng: np.random.Genera
         dims = rng.choice(choices, len(ids))
         tables = pool.take(ids).with_(dim=dims, dtype=(suite.dtype,) * len(ids))
         roomy = Task(tables, (2**60,) * suite.num_devices, optimizer=suite.optimizer, accounting=suite.accounting)
-        capacity = int(factor * table_bytes(roomy).sum() / suite.num_devices)
+        capacity = _capacity(factor, roomy)
         tight = Task(tables, (capacity,) * suite.num_devices, optimizer=suite.optimizer, accounting=suite.accounting)
         try:
             first_fit_decreasing(tight)
@@ -175,11 +203,28 @@ def _draw_tight(suite: Suite, pool: TablePool, deck: Deck, rng: np.random.Genera
         return {"tables": ids, "dims": dims, "memory": np.array(capacity)}
 
 
+def _draw_wide(suite: Suite, pool: TablePool, deck: Deck, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Rows doubled now and then, from millions to 10**9; some tables are larger than a device."""
+    ids, dims = deck.deal(suite.num_tables), rng.choice(WIDE_DIMS, suite.num_tables)
+    doublings = np.minimum(np.rint(rng.exponential(1.2, len(ids))), MOST_DOUBLINGS).astype(np.int64)
+    tables = with_doubled_rows(pool.take(ids).with_(dim=dims, dtype=(suite.dtype,) * len(ids)), doublings)
+    roomy = Task(tables, (2**60,) * suite.num_devices, optimizer=suite.optimizer, accounting=suite.accounting)
+    capacity = _capacity(SHARE_OF_LOAD[suite.key], roomy)
+    return {"tables": ids, "dims": dims, "doublings": doublings, "memory": np.array(capacity)}
+
+
+def _capacity(share: float, task: Task) -> int:
+    """Bytes of a device: so much of what each would hold if all held the same."""
+    return int(share * table_bytes(task).sum() / task.num_devices)
+
+
 def _scaling(suite: Suite, drawn: list[dict[str, np.ndarray]]) -> np.ndarray:
     """Mean and deviation of the features of all training tables, (2, 21)."""
     pool = load_metasyn(*suite.pools[0])
     ids, dims = (np.concatenate([d[column] for d in drawn]) for column in ("tables", "dims"))
-    features = pool.take(ids).with_(dim=dims, dtype=(suite.dtype,) * len(ids)).features().astype(np.float64)
+    doublings = np.concatenate([d.get("doublings", np.zeros(len(d["tables"]), np.int64)) for d in drawn])
+    tables = with_doubled_rows(pool.take(ids).with_(dim=dims, dtype=(suite.dtype,) * len(ids)), doublings)
+    features = tables.features().astype(np.float64)
     deviation = features.std(axis=0)
     return np.stack([features.mean(axis=0), np.where(deviation > 1e-9, deviation, 1.0)])
 
@@ -188,6 +233,9 @@ def _random_makespan(task: Task, simulator: simulators.Simulator, rng: np.random
     """Tasks that no known plan solves without splits take uniform placements, full devices or not."""
     makespans = []
     for _ in range(10):  # in parts, to bound memory at 1000 x 128
+        if beyond_columns(task):
+            makespans.append(random_makespans(task, require_fast(simulator), REFERENCE_PLANS // 10, rng))
+            continue
         try:
             placements = random_placements(task, REFERENCE_PLANS // 10, rng)
         except InfeasibleTask:
@@ -201,13 +249,14 @@ def _bound_by_one(task: Task, planner: simulators.Simulator) -> bool:
         plan = make("cost-greedy")(task, planner)
     except InfeasibleTask:  # memory binds
         return False
-    makespan = planner.latency(task, np.array(plan.device)).makespan(task.objective)
+    makespan = plan_latency(planner, task, plan).makespan(task.objective)
+    if beyond_columns(task):
+        bound = certificate(task, planner)
+        return bound.table is not None and bound.makespan >= 0.95 * makespan
     return bool(simulators.single_costs(planner, task).max() >= 0.95 * makespan)
 
 
-def _save(path: Path, arrays: dict[str, np.ndarray], overwrite: bool = False) -> None:
-    if path.exists() and not overwrite:
-        raise InvalidPool(f"{path.name} is frozen; delete it by hand if it was never published")
+def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     write_whole(path, buffer.getvalue())

@@ -140,7 +140,7 @@ def measure(options: argparse.Namespace) -> pages.Found:
 def report(fits: Fits, noise: dict[str, float]) -> tuple[dict[str, Any], dict[str, Predicted], Shards]:
     """Figures of unseen shards, the predictions behind them, and the shards they are of."""
     learn, shards = shards_of(fits.train), shards_of(fits.unseen)
-    shown = {name: predict(shards) for name, predict in baselines(learn).items()}
+    shown = baselines(learn, shards)
     shown["sum of single-table costs (ours)"] = fits.alone()
     rows = [row(name, [predicted], shards) for name, predicted in shown.items()]
     for name, architecture in {**NETWORKS, "ours": OURS}.items():
@@ -154,7 +154,7 @@ def report(fits: Fits, noise: dict[str, float]) -> tuple[dict[str, Any], dict[st
         "unseen": {"shards": len(shards), "pools": fits.unseen.pools, "data": fits.unseen.content_hash, "noise": noise},
         "rows": rows,
         "ablation": ablated,
-        "by_size": {name: by_size(predicted, shards) for name, predicted in shown.items()},
+        "by_size": by_size(shown, shards),
     }
     return found, shown, shards
 

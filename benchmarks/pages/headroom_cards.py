@@ -41,6 +41,7 @@ from shard_gym.memory.usage import table_bytes
 from shard_gym.plan.plan import Plan
 from shard_gym.records.files import read_json, write_whole
 from shard_gym.simulators import FastSimulator
+from shard_gym.simulators.base import plan_latency
 from shard_gym.task.suites import SUITES, Suite
 from shard_gym.task.task import Task
 from shard_gym_agents.leaderboard.references import Entry, load_best
@@ -147,8 +148,7 @@ def resource(task: Task, judge: FastSimulator, best: Entry, bound: Bound, unlimi
         return "memory"
     if bound.resource == "one table" and bound.makespan >= ONE_TABLE * makespan:
         return "one table"
-    plan = Plan.from_dict(best["plan"])
-    latency = judge.latency(task.split(plan.splits), np.array(plan.device))
+    latency = plan_latency(judge, task, Plan.from_dict(best["plan"]))
     slowest = int(latency.cost(task.objective).argmax())
     comm = float(latency.forward_comm[slowest] + latency.backward_comm[slowest])
     return "comm" if task.objective != "kernel" and comm > makespan / 2 else "compute"

@@ -29,6 +29,7 @@ from shard_gym.plan.random_plans import random_placements
 from shard_gym.records import commands
 from shard_gym.records.commands import count
 from shard_gym.records.files import write_whole
+from shard_gym.simulators.base import plan_latency
 from shard_gym.simulators.roofline import PRESETS
 from shard_gym.tables.metasyn import POOLING_SHAPE, load_metasyn, metasyn
 from shard_gym.tables.pool import GB, TablePool, make_pool
@@ -101,7 +102,7 @@ def _best_expert(tasks: tuple[Task, ...]) -> float:
     for expert in EXPERTS:
         plans = [make(f"{expert}-greedy")(task, simulator) for task in tasks]
         makespans = [
-            simulator.latency(task, np.array(plan.device)).makespan(task.objective)
+            plan_latency(simulator, task, plan).makespan(task.objective)
             for task, plan in zip(tasks, plans, strict=True)
         ]
         means.append(np.mean(makespans))

@@ -16,6 +16,7 @@ from shard_gym.measuring.measurements import Measurements
 from shard_gym.plan.plan import Plan
 from shard_gym.records.files import read_json, write_whole
 from shard_gym.simulators import Simulator
+from shard_gym.simulators.base import plan_latency
 from shard_gym.task import suites
 from shard_gym.task.task import Task
 
@@ -56,7 +57,7 @@ def choose(planner: Simulator, solvers: Mapping[str, Solver], count: int) -> tup
     for number, task in enumerate(tasks(count)):
         for name, solve in solvers.items():
             plan = solve(task, planner)
-            predicted = float(planner.latency(task, np.array(plan.device)).makespan("kernel"))
+            predicted = float(plan_latency(planner, task, plan).makespan("kernel"))
             plans.append({"task": number, "solver": name, "predicted": predicted, "device": list(plan.device)})
             shards |= dict.fromkeys(shards_of(task, plan))
     chosen = {"schema": SCHEMA, "planner": planner.id, "suite": SUITE, "plans": plans}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,16 +166,17 @@ def by_linear_fit(train: Shards) -> Predictor:
     return lambda shards: Predicted(np.maximum(_totals(shards) / scale @ weight, 1e-6))
 
 
-def baselines(train: Shards) -> dict[str, Predictor]:
-    """Predictors that a network has to beat."""
+def baselines(train: Shards, shards: Shards) -> dict[str, Predicted]:
+    """Predictions that a network has to beat."""
     roofline = simulators.make(ROOFLINE)
     assert isinstance(roofline, FastSimulator)
     lookups = features.TOTALS.index("lookups")
-    return {
+    found = {
         "lookups x factor": by_factor(train, lambda shards: _totals(shards)[:, lookups]),
         "roofline x factor": by_factor(train, lambda shards: by_simulator(roofline)(shards).ms),
         "linear fit": by_linear_fit(train),
     }
+    return {name: predict(shards) for name, predict in found.items()}
 
 
 def _totals(shards: Shards) -> np.ndarray:
@@ -244,8 +245,12 @@ def _figures(predicted: Predicted, shards: Shards) -> dict[str, float]:
     return found
 
 
-def by_size(predicted: Predicted, shards: Shards) -> dict[str, dict[str, float]]:
-    """MAPE and bias against the number of tables."""
+def by_size(shown: Mapping[str, Predicted], shards: Shards) -> dict[str, dict[str, dict[str, float]]]:
+    """MAPE and bias of predictors against the number of tables."""
+    return {name: _by_size(predicted, shards) for name, predicted in shown.items()}
+
+
+def _by_size(predicted: Predicted, shards: Shards) -> dict[str, dict[str, float]]:
     tables, times = np.bincount(shards.shard), shards.times.sum(axis=1)
     found = {}
     for low, high in SIZES:

@@ -21,21 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from shard_gym.errors import SimulatorError
-from shard_gym.measuring import chosen
+from shard_gym.measuring import chosen, predictors
 from shard_gym.measuring.campaign import ENDLESS, Campaign
 from shard_gym.measuring.fbgemm import Settings
 from shard_gym.measuring.measurements import Measurements, merged, repeat_noise
 from shard_gym.measuring.operator import check_apart
-from shard_gym.measuring.predictors import (
-    baselines,
-    by_simulator,
-    by_single_tables,
-    by_size,
-    row,
-    shards_of,
-    size_table,
-    table,
-)
 from shard_gym.measuring.shards import ALL_DIMS, WIDE_DIMS, Drawn, Listed, Mixed, Source
 from shard_gym.records.files import read_json, write_whole
 from shard_gym.simulators.learned import Learned
@@ -267,10 +257,10 @@ def page(
     name: str, train: Measurements, unseen: Measurements, fits: Mapping[str, Learned], plans: dict[str, Any]
 ) -> str:
     """The page of one piece of hardware: fits by name, the planner first, and what `chosen.figures` says of plans."""
-    learn, shards, noise = shards_of(train), shards_of(merged(unseen)), repeat_noise(unseen)
-    shown = {label: predict(shards) for label, predict in baselines(learn).items()}
-    shown["sum of single-table costs"] = by_single_tables(next(iter(fits.values())))(shards)
-    shown |= {label: by_simulator(fit)(shards) for label, fit in fits.items()}
+    learn, shards, noise = predictors.shards_of(train), predictors.shards_of(merged(unseen)), repeat_noise(unseen)
+    shown = predictors.baselines(learn, shards)
+    shown["sum of single-table costs"] = predictors.by_single_tables(next(iter(fits.values())))(shards)
+    shown |= {label: predictors.by_simulator(fit)(shards) for label, fit in fits.items()}
     repeats = f"{noise['median_relative_difference']:.1%} in the median" if noise["pairs"] else "unknown"
     card = train.card.get("parts", [train.card])[0]
     lines = [
@@ -280,11 +270,11 @@ def page(
         f"{', '.join(train.pools)}; errors on {len(shards):,} shards of {', '.join(unseen.pools)}, tables that no fit "
         f"has seen. Two measurements of one shard differ by {repeats} ({noise['pairs']} pairs).",
         "",
-        *table([row(label, [predicted], shards) for label, predicted in shown.items()]),
+        *predictors.table([predictors.row(label, [predicted], shards) for label, predicted in shown.items()]),
         "",
         "## Error against the number of tables (MAPE, bias)",
         "",
-        *size_table({label: by_size(predicted, shards) for label, predicted in shown.items()}),
+        *predictors.size_table(predictors.by_size(shown, shards)),
         "",
         *chosen.section(plans),
     ]

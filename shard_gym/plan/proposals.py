@@ -1,4 +1,4 @@
-"""Changes that would give a task without a known plan one: dropped constraints, splits, memory, devices; in numbers.
+"""Changes that would give a task without a known plan one: fewer constraints, splits, kinds, memory, devices.
 
 Each is tried: what is proposed has a plan by a simple rule. A search may find one with less.
 """
@@ -11,12 +11,14 @@ from dataclasses import replace
 import numpy as np
 
 from shard_gym.errors import InfeasibleTask
-from shard_gym.memory.usage import device_bytes, piece_bytes, table_bytes
+from shard_gym.memory.usage import piece_bytes, table_bytes
 from shard_gym.plan.feasibility import first_fit_decreasing, quick
+from shard_gym.plan.forms import beyond_columns
 from shard_gym.plan.nodes import MOST_HALVINGS, halvings
 from shard_gym.plan.plan import Plan
-from shard_gym.plan.violations import violations
+from shard_gym.plan.violations import plan_bytes, violations
 from shard_gym.tables.pool import GB
+from shard_gym.task.constraints import BY_HOST
 from shard_gym.task.task import Constraints, Task
 
 SLACK = (1.0, 1.01, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0)  # times the least memory or devices that a plan could do with
@@ -29,7 +31,8 @@ def proposals(task: Task) -> tuple[str, ...]:
     if found := simple_plan(task):
         halved = f" with {_halvings(found)}" if found.splits else ""
         return (f"there is a plan{halved}: a search such as auto finds one",)
-    return (*_without_constraints(task), *_with_splits(task), *_with_memory(task), *_with_devices(task))
+    sharded = (*_with_splits(task), *_with_kinds(task), *_with_host(task))
+    return (*_without_constraints(task), *sharded, *_with_memory(task), *_with_devices(task))
 
 
 def simple_plan(task: Task) -> Plan | None:
@@ -49,8 +52,8 @@ def simple_plan(task: Task) -> Plan | None:
 
 
 def _whole_plan(task: Task) -> Plan | None:
-    """A plan without splits that keeps all constraints."""
-    if task.constraints == Constraints():
+    """A plan without splits that keeps all constraints; of several kinds where the task names them."""
+    if task.constraints == Constraints() or beyond_columns(task):
         return quick(task).plan
     try:
         plan = Plan(tuple(first_fit_decreasing(task).tolist()))
@@ -61,7 +64,7 @@ def _whole_plan(task: Task) -> Plan | None:
 
 def _halvings_allowed(task: Task) -> int:
     bound = task.constraints != Constraints(no_split=task.constraints.no_split)  # halves have no constraints
-    return 0 if bound else int((2 ** halvings(task) - 1).sum())
+    return 0 if bound or beyond_columns(task) else int((2 ** halvings(task) - 1).sum())
 
 
 def _halved_plan(task: Task, count: int) -> Plan | None:
@@ -118,7 +121,7 @@ def _relaxed(task: Task) -> Iterator[tuple[str, Constraints]]:
 
 def _with_splits(task: Task) -> Iterator[str]:
     """Halvings that make a plan, if the task allowed them."""
-    if task.splits_allowed:
+    if task.splits_allowed or beyond_columns(task):
         return
     plan = simple_plan(replace(task, splits_allowed=True))
     if plan is not None:
@@ -127,15 +130,41 @@ def _with_splits(task: Task) -> Iterator[str]:
         yield f"splits: there is a plan with {_halvings(plan)}, of {names} (--allow-splits)"
 
 
+def _with_kinds(task: Task) -> Iterator[str]:
+    """A kind that shares rows out and makes a plan, if the task allowed it."""
+    hosts = task.devices_per_host < task.num_devices
+    for kind in () if task.objective == "kernel" else ("rw", "twrw")[: 1 + hosts]:
+        more = replace(task, kinds=(*task.kinds_allowed, kind))
+        if kind not in task.kinds_allowed and simple_plan(more):
+            yield f"kinds: there is a plan with {kind} (--kinds {','.join(more.kinds_allowed)})"
+            return
+
+
+def _with_host(task: Task) -> Iterator[str]:
+    """Bytes of hosts' memory that a plan would fill with what the devices have no room for."""
+    if task.objective == "kernel" or task.residences != ("hbm",):
+        return
+    size, capacity = table_bytes(task), task.capacity
+    moved = int(size.max() if size.max() > capacity.max() else size.min())  # one table at least
+    moved = moved / task.num_devices if beyond_columns(task) else moved
+    least = max((int(size.sum()) - int(capacity.sum())) / task.num_devices, moved)
+    for slack in SLACK:
+        host = int(np.ceil(least * slack))
+        if simple_plan(replace(task, residences=("hbm", "uvm"), host_memory=host)):
+            yield f"host memory: {_gib(host)} a device are enough (--residences hbm,uvm --host-memory-gb)"
+            return
+
+
 def _with_memory(task: Task) -> Iterator[str]:
     """Bytes that the devices of a plan would hold, where there is no room for any now."""
     size, capacity = table_bytes(task), task.capacity
-    largest = 0 if task.splits_allowed else int(size.max()) / int(capacity.max())
+    cut = task.splits_allowed or beyond_columns(task)
+    largest = 0 if cut else int(size.max()) / int(capacity.max())
     least = max(largest, int(size.sum()) / int(capacity.sum()), 1.0)
     for slack in SLACK:
         memory = tuple(np.ceil(capacity * (least * slack)).astype(np.int64).tolist())
         if plan := simple_plan(replace(task, memory=memory)):
-            used = device_bytes(task.split(plan.splits), np.array(plan.device))
+            used, _ = plan_bytes(task, plan)
             over = np.flatnonzero(used > capacity)
             if len(set(task.memory)) == 1:
                 yield f"memory: {_gib(used.max())} a device are enough, now {_gib(capacity[0])}"
@@ -147,10 +176,12 @@ def _with_memory(task: Task) -> Iterator[str]:
 
 
 def _with_devices(task: Task) -> Iterator[str]:
-    """The number of devices like the largest that makes a plan."""
+    """The number of devices like the largest that makes a plan; whole hosts of them where kinds need these."""
     capacity, fastest = int(task.capacity.max()), max(task.speed)
+    host = task.devices_per_host if set(task.kinds_allowed) & set(BY_HOST) else 1
     for slack in SLACK:
         devices = max(int(np.ceil(int(table_bytes(task).sum()) / capacity * slack)), task.num_devices + 1)
+        devices = -(-devices // host) * host
         more = devices - task.num_devices
         wider = replace(task, memory=(*task.memory, *[capacity] * more), speed=(*task.speed, *[fastest] * more))
         if simple_plan(wider):

@@ -24,13 +24,20 @@ def violations(task: Task, plan: Plan) -> list[str]:
 
 def violations_of(task: Task, plan: Plan, placed: Shards | None) -> list[str]:
     """The `violations` of a plan that is `expanded` already."""
-    if placed is None:
-        used = device_bytes(task, np.array(plan.device)), np.zeros(task.num_devices, np.int64)
-    elif told := forbidden(task, plan, placed):
+    if placed is not None and (told := forbidden(task, plan, placed)):
         raise InvalidPlan(told[0])
-    else:
-        used = bytes_used(task, placed)
-    return [*over_memory(task, used), *broken_constraints(task, plan)]
+    return [*over_memory(task, _bytes_of(task, plan, placed)), *broken_constraints(task, plan)]
+
+
+def plan_bytes(task: Task, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes that a plan of any kinds takes of each device's memory and of its part of its host's, (K,) int64 both."""
+    return _bytes_of(task, plan, expanded(task, plan))
+
+
+def _bytes_of(task: Task, plan: Plan, placed: Shards | None) -> tuple[np.ndarray, np.ndarray]:
+    if placed is not None:
+        return bytes_used(task, placed)
+    return device_bytes(task, np.array(plan.device)), np.zeros(task.num_devices, np.int64)
 
 
 def forbidden(task: Task, plan: Plan, placed: Shards) -> list[str]:
@@ -58,7 +65,7 @@ def rooms(task: Task) -> tuple[np.ndarray, np.ndarray]:
 def over_memory(task: Task, needed: tuple[np.ndarray, np.ndarray]) -> list[str]:
     """Devices that need more bytes, of their memory and of their host's, than they have room for, in words."""
     found = []
-    for name, used, room in zip(("", " of its host's"), needed, rooms(task), strict=True):
+    for name, used, room in zip(("", " of its host's memory"), needed, rooms(task), strict=True):
         for d in np.flatnonzero(used > room).tolist():
             found.append(f"device {d} needs {used[d]:,} bytes{name} of {room[d]:,} ({used[d] - room[d]:,} too many)")
     return found

@@ -107,11 +107,6 @@ class TorchRecPerf(FastSimulator):
         return np.concatenate([task.ms_per_us[:, None], comm], axis=1)
 
 
-def table_perfs(task: Task) -> np.ndarray:
-    """TorchRec's estimate of each table, or half of one, by PHASES; ms (N, 4)."""
-    return whole_tables(task).phases[:, :4]
-
-
 @dataclass(frozen=True, eq=False)
 class Perf:
     """TorchRec's estimate of S shards, ms, each a term that tells how it comes about."""

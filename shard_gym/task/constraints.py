@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -72,10 +72,18 @@ class Constraints:
 
 def known_kinds(kinds: Any) -> tuple[str, ...]:
     """Kinds in the order of KINDS, each once."""
-    told = (kinds,) if isinstance(kinds, str) else tuple(kinds)
-    if unknown := [kind for kind in told if kind not in KINDS]:
-        raise UnknownName("kind of sharding", unknown[0], KINDS)
-    return tuple(kind for kind in KINDS if kind in told)
+    return in_order("kind of sharding", kinds, KINDS)
+
+
+def in_order(what: str, told: Any, known: Sequence[str]) -> tuple[str, ...]:
+    """Names that are told, in the order of those known, each once."""
+    given = (told,) if isinstance(told, str) else told
+    if not isinstance(given, Iterable):
+        raise InvalidTask(f"a {what} is a name, or several: some of {', '.join(known)}; got {told!r:.40}")
+    names = list(given)
+    if unknown := [name for name in names if name not in known]:
+        raise UnknownName(what, unknown[0], known)
+    return tuple(name for name in known if name in names)
 
 
 def _wholes(values: Iterable[Any]) -> tuple[int, ...]:

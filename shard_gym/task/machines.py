@@ -15,6 +15,8 @@ A file says what is not as in `Machine`; `devices` and `memory_gb` it must say:
     speed = 1              # of computing, relative; or a list
     reserve = 0.15         # share of memory to leave free
     reserve_gb = 4         # and what the dense part and all else takes on each device
+    host_memory_gb = 100   # of its host's memory, for the tables of each device, 2**30 bytes
+    host_link_gb_s = 25    # of each device to it
     simulator = "roofline:a100-x32-roce-v2"
     price = 40.0           # an hour, of all hosts together
 """
@@ -33,12 +35,14 @@ import numpy as np
 from shard_gym.errors import CorruptFile, InvalidTask, UnknownName
 from shard_gym.records.numbers import whole
 from shard_gym.tables.configs import Pooling
+from shard_gym.tables.pool import GB
 from shard_gym.task.links import Links
 from shard_gym.task.own import Tables, TaskSettings, make_task, memory_of
 from shard_gym.task.task import Task
 
 RESERVE = 0.15  # of memory, for fragmentation: what TorchRec's users keep
-_NUMBERS = ("link_gb_s", "link_us", "host_gb_s", "host_us", "reserve", "reserve_gb", "price")
+_RATES = ("link_gb_s", "link_us", "host_gb_s", "host_us", "host_link_gb_s")
+_NUMBERS = (*_RATES, "reserve", "reserve_gb", "host_memory_gb", "price")
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class Machine:
     speed: float | Sequence[float] = 1.0
     reserve: float = RESERVE
     reserve_gb: float = 0.0
+    host_memory_gb: float = 0.0
+    host_link_gb_s: float | None = None  # None: the simulator's
     simulator: str | None = None  # that comes closest; None: that of tasks of no suite
     price: float | None = None
 
@@ -129,8 +135,10 @@ class Machine:
 
     def task(self, tables: Tables, *, pooling: Pooling | None = None, **settings: Unpack[TaskSettings]) -> Task:
         """One step of training on this machine; settings are those of `make_task`, and win."""
-        told: TaskSettings = {"links": self.links, "speed": self._each("speed").tolist(), **settings}
-        return make_task(tables, self.devices, self.left_gb, pooling=pooling, **told)
+        told: TaskSettings = {"links": self.links, "speed": self._each("speed").tolist()}
+        told["host_memory"] = int(self.host_memory_gb * GB)
+        told["host_link"] = None if self.host_link_gb_s is None else self.host_link_gb_s * 1e6
+        return make_task(tables, self.devices, self.left_gb, pooling=pooling, **{**told, **settings})
 
 
 # Devices, memory, NVLink and network cards: data sheets (GB of memory taken as 2**30; of an H200 what CUDA reports).

@@ -1,118 +1,32 @@
-"""The suites: named, frozen banks of tasks. One table of settings feeds ids, command lines and leaderboards.
+"""The suites: named, frozen banks of tasks. Their settings feed ids, command lines and leaderboards.
 
-The banks are data (`data/banks.npz`: which tables, which dims, how much memory), so a suite is the same on every
-machine. `python -m benchmarks.freeze` made them. A published suite is never edited; a changed one gets a new name.
+`shard_gym.task.suite` says what one is. A published suite is never edited; a changed one gets a new name.
 docs/extending.md says how to add one, `register` adds one from outside the package.
 """
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from importlib.util import find_spec
-from pathlib import Path
-
-import numpy as np
 
 from shard_gym.errors import InvalidTask, UnknownName
-from shard_gym.tables.metasyn import load_metasyn
-from shard_gym.tables.pool import GB
+from shard_gym.task.constraints import KINDS
 from shard_gym.task.links import Links
-from shard_gym.task.task import Task
+from shard_gym.task.suite import SPLITS, Suite
 
-SPLITS = ("train", "val", "test")
-PADDING = np.iinfo(np.uint16).max  # fills the rows of a bank whose tasks differ in length
+__all__ = ["MEAN_LOAD", "SPLITS", "SUITES", "Suite", "get", "register"]
+
 MEAN_LOAD = -1.0  # memory_gb of suites whose capacity is a multiple of each task's own mean load
 
 RTX2080TI, A100, H100 = (f"roofline:{name}-v1" for name in ("rtx2080ti-x4", "a100-x32-roce", "h100"))
 CPU, CPU_JUDGE = "learned:cpu-v1", "learned:cpu-judge-v1"
-
-
-@dataclass(frozen=True)
-class Suite:
-    """A named set of tasks with the simulators that plan for it and judge it."""
-
-    name: str  # "MetaSyn-80x8"; its environment id is ShardGym-<name>, its key the lower-case name
-    num_tables: int  # the most that a task has
-    num_devices: int
-    objective: str
-    planner: str  # simulator id that solvers and environments see
-    judge: str  # simulator id that ranks plans
-    memory_gb: tuple[float, ...]  # of each device, or one number for all
-    pools: tuple[tuple[int, int], ...] = ((0, 856),) * 3  # (seed, tables) of the train, val and test pool
-    dtype: str = "fp16"
-    optimizer: str = "sgd"
-    accounting: str = "weights"
-    speed: tuple[float, ...] = ()
-    links: Links | None = None
-    splits_allowed: bool = False
-    bank: str = ""  # key of the suite whose tasks, scaling and references these are; "": its own
-    split_action: bool = False  # its environment may halve the next table's columns
-    order: str = "cost"  # in which its environment deals tables; "size" where cost order runs into dead ends
-    family: str = ""  # key of the suite whose trained weights serve this one where it has none of its own
-    folder: str = ""  # with a banks.npz and a references.npz of its own; "": the package's
-
-    @property
-    def key(self) -> str:
-        """Lower-case name, as command lines take it."""
-        return self.name.lower()
-
-    @property
-    def frozen_as(self) -> str:
-        """The key of its data."""
-        return self.bank or self.key
-
-    @property
-    def env_id(self) -> str:
-        """The Gymnasium id."""
-        return f"ShardGym-{self.name}"
-
-    @property
-    def most_steps(self) -> int:
-        """No episode of it takes more steps: each table may be halved three times, and each piece is a step."""
-        return self.num_tables * (15 if self.split_action else 1)
-
-    @property
-    def reward(self) -> str:
-        """The default reward: balance for kernel suites, latency for iteration suites."""
-        return "balance" if self.objective == "kernel" else "latency"
-
-    def tasks(self, split: str = "train") -> tuple[Task, ...]:
-        """The tasks of "train", "val" or "test"."""
-        return _tasks(self, _known(split))
-
-    def num_tasks(self, split: str = "train") -> int:
-        """Number of tasks of a split."""
-        return len(self._data("banks.npz")[f"{self.frozen_as}/{_known(split)}/tables"])
-
-    def bound_share(self) -> float:
-        """Share of test tasks bound by one table: alone it takes 95 % of cost-greedy's makespan; by the planner."""
-        return float(self._data("references.npz")[f"{self.frozen_as}/bound/{self.planner}"])
-
-    def random_makespans(self, split: str = "test", simulator_id: str | None = None) -> np.ndarray:
-        """Mean makespan of 1,000 random feasible plans of each task, frozen; by the judge unless another is named.
-
-        Plans have no splits, those of a -Split suite neither. A task that no known plan solves without them takes
-        uniform plans, full devices or not.
-        """
-        key = f"{self.frozen_as}/{_known(split)}/{simulator_id or self.judge}"
-        frozen = self._data("references.npz")
-        if key not in frozen:
-            known = [k.rsplit("/", 1)[1] for k in frozen if k.startswith(f"{self.frozen_as}/{split}/")]
-            raise UnknownName(f"simulator with a random reference on {self.key}", simulator_id or self.judge, known)
-        return frozen[key]
-
-    def feature_scaling(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation (21,) of the training tables' features; deviations of zero are given as 1."""
-        mean, deviation = self._data("banks.npz")[f"{self.frozen_as}/scaling"]
-        return mean, deviation
-
-    def _data(self, name: str) -> Mapping[str, np.ndarray]:
-        return _archive(self.folder, name)
+H100_V2, A100_V2 = "roofline:h100-v2", "roofline:a100-x32-roce-v2"
+# Four H100 a host, joined by NVLink, with a 400 Gbit/s card each; the wires of a100-x32-roce.
+TWO_HOSTS = Links(port=3.6e8, latency_ms=0.03, group=4, uplink=1.6e8)
+ROCE = Links(port=2.4e8, latency_ms=4.13, group=8, uplink=1.585e8)
 
 
 def get(key: str) -> Suite:
@@ -121,12 +35,6 @@ def get(key: str) -> Suite:
     if found is None:
         raise UnknownName("suite", key, SUITES)
     return found
-
-
-def _known(split: str) -> str:
-    if split not in SPLITS:
-        raise UnknownName("split", split, SPLITS)
-    return split
 
 
 def register(suite: Suite) -> None:
@@ -154,41 +62,6 @@ def _thresholds() -> dict[str, float]:
     """Mean return of cost-greedy's plans on training tasks, by suite; `python -m benchmarks.thresholds` made them."""
     told: dict[str, float] = json.loads((files("shard_gym") / "data" / "thresholds.json").read_text())
     return told
-
-
-@cache
-def _archive(folder: str, name: str) -> Mapping[str, np.ndarray]:
-    """An archive of arrays; each is unpacked when asked for."""
-    content = ((Path(folder) if folder else files("shard_gym") / "data") / name).read_bytes()
-    return np.load(io.BytesIO(content), allow_pickle=False)
-
-
-@cache
-def _tasks(suite: Suite, split: str) -> tuple[Task, ...]:
-    bank = _archive(suite.folder, "banks.npz")
-    ids, dims = (bank[f"{suite.frozen_as}/{split}/{column}"] for column in ("tables", "dims"))
-    per_task_bytes = bank.get(f"{suite.frozen_as}/{split}/memory")
-    pool = load_metasyn(*suite.pools[SPLITS.index(split)])
-    memory = np.array(suite.memory_gb) * GB
-    tasks = []
-    for i, (picked, dim) in enumerate(zip(ids, dims, strict=True)):
-        used = picked != PADDING
-        tables = pool.take(picked[used]).with_(dim=dim[used], dtype=(suite.dtype,) * int(used.sum()))
-        per_device = memory if per_task_bytes is None else per_task_bytes[i]
-        tasks.append(
-            Task(
-                tables,
-                memory=tuple(np.broadcast_to(per_device, suite.num_devices).astype(np.int64).tolist()),
-                objective=suite.objective,
-                speed=suite.speed,
-                links=suite.links,
-                optimizer=suite.optimizer,
-                accounting=suite.accounting,
-                splits_allowed=suite.splits_allowed,
-                name=f"{suite.key}/{split}/{i}",
-            )
-        )
-    return tuple(tasks)
 
 
 def _parity_suites() -> list[Suite]:
@@ -252,5 +125,42 @@ def _split_suites(bases: dict[str, Suite]) -> list[Suite]:
     ]
 
 
+def _all_kinds_suites(bases: dict[str, Suite]) -> list[Suite]:
+    """Every way to shard a table that the links allow; in all but Core and Prod most rows live in host memory.
+
+    Tables are those of the suites that the names begin with; Wide has its own.
+    """
+    core = replace(
+        bases["core-80x8"],
+        name="Core-80x8-AllKinds",
+        planner=H100_V2,
+        judge=H100_V2,
+        kinds=("tw", "cw", "rw", "dp"),
+        tables="core-80x8",
+        family="core-80x8-allkinds",
+    )
+    cached = replace(core, memory_gb=(MEAN_LOAD,), residences=("hbm", "cached"), host_memory_gb=64.0, order="size")
+    cached = replace(cached, family="tightmix-80x8-allkinds")
+    hosts = replace(cached, kinds=KINDS, links=TWO_HOSTS)
+    servers = replace(hosts, planner=A100_V2, judge=A100_V2, links=ROCE, tables="")
+    return [
+        core,
+        replace(cached, name="Tight-80x8-AllKinds", tables="tight-80x8"),
+        replace(hosts, name="TightMix-80x8-AllKinds", tables="tightmix-80x8"),
+        replace(servers, name="Wide-300x16-AllKinds", num_tables=300, num_devices=16, host_memory_gb=256.0),
+        replace(
+            bases["prod-1000x128"],
+            name="Prod-1000x128-AllKinds",
+            planner=A100_V2,
+            judge=A100_V2,
+            kinds=KINDS,
+            links=ROCE,
+            tables="prod-1000x128",
+            family="tightmix-80x8-allkinds",
+        ),
+    ]
+
+
 SUITES: dict[str, Suite] = {suite.key: suite for suite in (*_parity_suites(), *_core_suites())}
 SUITES |= {suite.key: suite for suite in _split_suites(SUITES)}
+SUITES |= {suite.key: suite for suite in _all_kinds_suites(SUITES)}

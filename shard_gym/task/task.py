@@ -15,7 +15,7 @@ import numpy as np
 from shard_gym.errors import CorruptFile, InvalidTask, ShardGymError, UnknownName
 from shard_gym.records.numbers import whole
 from shard_gym.tables.pool import EXACT, REFERENCE_BATCH, TablePool
-from shard_gym.task.constraints import BY_HOST, KINDS, OF_COLUMNS, OF_ONE, Constraints, known_kinds
+from shard_gym.task.constraints import BY_HOST, KINDS, OF_COLUMNS, OF_ONE, Constraints, in_order, known_kinds
 from shard_gym.task.links import Links
 
 OBJECTIVES = ("kernel", "iteration", "torchrec-critical-path")
@@ -222,10 +222,7 @@ def _settle_kinds(task: Task) -> None:
 
 
 def _settle_host(task: Task) -> None:
-    told = (task.residences,) if isinstance(task.residences, str) else tuple(task.residences)
-    if unknown := [residence for residence in told if residence not in RESIDENCES]:
-        raise UnknownName("residence", unknown[0], RESIDENCES)
-    object.__setattr__(task, "residences", tuple(r for r in RESIDENCES if r in told))
+    object.__setattr__(task, "residences", in_order("residence", task.residences, RESIDENCES))
     try:
         object.__setattr__(task, "host_memory", whole(task.host_memory))
         if task.host_link is not None:
@@ -239,7 +236,8 @@ def _settle_host(task: Task) -> None:
     if not task.residences:
         raise InvalidTask(f"rows live somewhere: name one or more of {', '.join(RESIDENCES)}")
     if (there := [r for r in task.residences if r != "hbm"]) and not task.host_memory:
-        raise InvalidTask(f"residence {there[0]} keeps rows in the host's memory: tell host_memory, bytes a device")
+        told = "tell host_memory, bytes a device (--host-memory-gb)"
+        raise InvalidTask(f"residence {there[0]} keeps rows in the host's memory: {told}")
 
 
 def _check(task: Task) -> None:
@@ -288,7 +286,7 @@ def _check_kinds(task: Task) -> None:
     if (by_host := [k for k in task.kinds if k in BY_HOST]) and (not group or task.num_devices % group):
         raise InvalidTask(
             f"kind {by_host[0]} shares rows out to the devices of a host: tell links=Links(..., group=devices a host), "
-            f"a number that divides {task.num_devices}; it is {group}"
+            f"a number that divides {task.num_devices}; it is {group} (--hosts with --hardware)"
         )
     if task.kinds or task.constraints.kinds:
         _check_kinds_left(task)

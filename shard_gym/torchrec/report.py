@@ -12,7 +12,7 @@ from shard_gym.plan.feasibility import quick
 from shard_gym.plan.proposals import proposals
 from shard_gym.tables.pool import GB
 from shard_gym.task.task import Task
-from shard_gym.torchrec.values import ESTIMATES, PHASES, Capacity, Phases, Rank, Stats, TableStats
+from shard_gym.torchrec.values import COMM, ESTIMATES, PHASES, Capacity, Phases, Rank, Stats, TableStats
 
 SCHEMA = "shard-gym/room/2"
 MB = 2**20
@@ -90,7 +90,7 @@ def _ranks(stats: Stats, top: int | None) -> Iterator[Iterator[str]]:
         "",
         "margin GiB",
         "DDR GiB",
-        *(["of GiB"] if stats.capacity.ddr_bytes else []),
+        *(["of GiB"] if stats.ranks[0].ddr_capacity else []),
     ]
     heads += ["input MiB", "output MiB", "shards"]
     yield cut(grid(heads, [_rank(rank) for rank in shown]), "ranks", len(stats.ranks) - len(shown))
@@ -117,7 +117,7 @@ def _phases(phases: Phases) -> list[str]:
 def _tables(stats: Stats, top: int | None) -> Iterator[Iterator[str]]:
     """Kind, shape and ranks of each table, then bytes and time."""
     shown = _most(stats.tables, top, lambda table: table.torchrec.total if table.torchrec else table.hbm_bytes)
-    heads = ["table", "kind", "kernel", "rows", "columns", "shards of", "ranks"]
+    heads = ["table", "kind", "kernel", "rows", "columns", "pieces", "shards of", "ranks"]
     yield cut(grid(heads, [_layout(t) for t in shown]), "tables", len(stats.tables) - len(shown))
     heads = ["table", "pooling", "HBM GiB", "DDR GiB", "input MiB", "output MiB", "TorchRec ms"]
     yield grid(heads, [_table(t) for t in shown])
@@ -126,7 +126,9 @@ def _tables(stats: Stats, top: int | None) -> Iterator[Iterator[str]]:
 def _layout(table: TableStats) -> list[str]:
     sizes = sorted(set(table.shard_sizes), reverse=True)
     shards = " ".join(f"{rows:,}x{columns:,}" for rows, columns in sizes[:2]) + (" ..." if len(sizes) > 2 else "")
-    return [table.name, table.kind, table.kernel, f"{table.rows:,}", f"{table.dim:,}", shards, runs(table.ranks)]
+    kernel = f"{table.kernel} {table.share:g}" if 0 < table.share < 1 else table.kernel
+    cells = [table.name, table.kind, kernel, f"{table.rows:,}", f"{table.dim:,}", f"{table.pieces}"]
+    return [*cells, shards, runs(table.ranks)]
 
 
 def _table(table: TableStats) -> list[str]:
@@ -178,9 +180,14 @@ def _peak(stats: Stats) -> Iterator[str]:
 def _critical_path(stats: Stats) -> Iterator[str]:
     for which, by in (("perf", stats.simulator), ("torchrec", "TorchRec")):
         if path := stats.critical_path(which):
-            yield f"critical path by {by}: {sum(slowest.ms for slowest in path.values()):.3f} ms"
+            comm = sum(path[phase].ms for phase in COMM)
+            total = sum(slowest.ms for slowest in path.values())
+            parts = f"{comm:.3f} of communication, {total - comm:.3f} of computation"
+            yield f"critical path by {by}: {total:.3f} ms, {parts}"
             for phase, slowest in path.items():
                 yield f"  {phase.replace('_', ' '):16} {slowest.ms:10.3f} ms on {told_ranks(slowest.ranks)}"
+                kinds = slowest.kinds.items() if len(slowest.kinds) > 1 else ()
+                yield from (f"    {kind:14} {one.ms:10.3f} ms on {told_ranks(one.ranks)}" for kind, one in kinds)
 
 
 def told_ranks(ranks: Sequence[int]) -> str:
@@ -268,7 +275,7 @@ class Limits:
             lines.append(f"{limit:22} {needed / GB:12.3f} {has / GB:12.3f} {told:>20}")
         lines.append(f"largest table: {self.largest_table}")
         least = f"{self.least_bytes:,} bytes"
-        lines.append(f"without splits, the largest of devices in these proportions needs at least {least}")
+        lines.append(f"for whole tables, the largest of devices in these proportions needs at least {least}")
         lines += [f"constraints: {', '.join(self.constraints)}"] if self.constraints else []
         lines += [f"what helps: {said}" for said in self.proposals]
         return "\n".join(lines)

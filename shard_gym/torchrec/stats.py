@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from shard_gym.errors import InvalidPlan, InvalidTask, UnknownName
-from shard_gym.memory.shards import Feature, Setup, Shards, Table, Tables, cut, shards_of
+from shard_gym.memory.shards import CACHED, IN_UVM, Feature, Setup, Shards, Table, Tables, cut, shards_of
 from shard_gym.memory.storage import storage
 from shard_gym.memory.terms import Step, number
 from shard_gym.plan.plan import Plan
@@ -66,7 +66,8 @@ def plan_stats(
     ours = None if latency is None else np.stack([getattr(latency, phase) for phase in PHASES], axis=-1)
     theirs = estimate(placed.shards, setup).phases[:, [0, 1, 3, 2]]  # in the order of PHASES
     perfs = (ours, _sums(theirs, placed.shards.device, task.num_devices))
-    ranks = tuple(_ranks(task, placed, size, perfs, capacity))
+    comm = _comm_of_kinds(theirs[:, 1:3], placed.shards, task.num_devices)
+    ranks = tuple(_ranks(task, placed, size, perfs, comm, capacity))
     other = forbidden(task, plan, placed.shards)
     chosen = task.kinds or task.constraints.kinds or task.residences != ("hbm",)  # what the plan has was thought of
     return Stats(
@@ -132,8 +133,22 @@ def _sums(values: np.ndarray, rank: np.ndarray, ranks: int) -> np.ndarray:
     return sums
 
 
+def _comm_of_kinds(ms: np.ndarray, shards: Shards, ranks: int) -> dict[str, list[tuple[float, float]]]:
+    """Communication of each kind on each rank, forward and backward: (S, 2) -> (K, 2) each."""
+    found = {}
+    for kind in dict.fromkeys(shards.kind.tolist()):
+        own = shards.kind == kind
+        found[kind] = [(there, back) for there, back in _sums(ms[own], shards.device[own], ranks).tolist()]
+    return found
+
+
 def _ranks(
-    task: Task, placed: PlanShards, size: np.ndarray, perfs: Sequence[np.ndarray | None], capacity: Capacity
+    task: Task,
+    placed: PlanShards,
+    size: np.ndarray,
+    perfs: Sequence[np.ndarray | None],
+    comm: dict[str, list[tuple[float, float]]],
+    capacity: Capacity,
 ) -> Iterator[Rank]:
     counts = [Counter[str]() for _ in range(task.num_devices)]
     for rank, kind in zip(placed.shards.device.tolist(), placed.shards.kind.tolist(), strict=True):
@@ -142,7 +157,8 @@ def _ranks(
     for rank, (hbm, ddr, ids, output) in enumerate(_sums(size, placed.shards.device, task.num_devices).tolist()):
         perf, torchrec = (None if of_ranks is None else Phases(*of_ranks[rank].tolist()) for of_ranks in perfs)
         memory = (hbm, hbm_capacity[rank], ddr, capacity.ddr_bytes or task.host_memory or None)
-        yield Rank(rank, *memory, ids, output, dict(sorted(counts[rank].items())), perf, torchrec)
+        of_kinds = {kind: of_ranks[rank] for kind, of_ranks in comm.items() if kind in counts[rank]}
+        yield Rank(rank, *memory, ids, output, dict(sorted(counts[rank].items())), perf, torchrec, of_kinds)
 
 
 def _tables(task: Task, placed: PlanShards, size: np.ndarray, theirs: np.ndarray) -> Iterator[TableStats]:
@@ -161,6 +177,8 @@ def _tables(task: Task, placed: PlanShards, size: np.ndarray, theirs: np.ndarray
             ranks=tuple(placed.shards.device[own].tolist()),
             shard_sizes=tuple(zip(shards.rows[own].tolist(), shards.dim[own].tolist(), strict=True)),
             **dict(zip(("hbm_bytes", "ddr_bytes", "input_bytes", "output_bytes"), sums[t].tolist(), strict=True)),
+            pieces=len(set(shards.column[own].tolist())),
+            share=table.cache_load_factor if table.kernel in CACHED else float(table.kernel not in IN_UVM),
             torchrec=Phases(*perf[t].tolist()),
         )
 

@@ -1,4 +1,4 @@
-"""Numbers of a plan: ranks, tables, phases, imbalance, and the memory that its devices have."""
+"""Numbers of a plan: ranks, tables, phases, and the memory that its devices have."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from shard_gym.errors import InvalidTask, UnknownName
 from shard_gym.memory.shards import DEVICES, ID_BYTES, KERNELS, Setup, Table
 from shard_gym.task.task import Task
+from shard_gym.torchrec.imbalance import Imbalance, imbalance
 
 if TYPE_CHECKING:
     from torch import nn
 
 SCHEMA = "shard-gym/stats/1"
 PHASES = ("forward_compute", "forward_comm", "backward_comm", "backward_compute")
+COMM = PHASES[1:3]
 ESTIMATES = ("perf", "torchrec")  # what a rank takes: by a simulator, and by TorchRec's estimate
 TIERS = 5  # of peak memory that are told
 ALIKE = 2**20  # bytes by which the ranks of a tier differ at most
@@ -56,22 +56,6 @@ class Reserve:
             memory_bytes = int((1 - self.share) * memory_bytes)
             memory_bytes = max(0, memory_bytes - self.fixed_bytes) if self.fixed_bytes else memory_bytes
         return memory_bytes - self.dense_bytes - self.kjt_bytes
-
-
-@dataclass(frozen=True)
-class Imbalance:
-    """Distances of a load's shares p from 1/K each, 0 where even.
-
-    The first four are those of `torchrec.distributed.planner.stats`, 1 at most. They hardly move when one of many
-    ranks is slow: 96 ranks, one of which takes 1.3 times the mean, have a total variation of 0.003. A step takes as
-    long as its slowest rank, so `max_over_mean` is what to look at.
-    """
-
-    total_variation: float  # max |p - 1/K|, as TorchRec names it
-    total_distance: float  # sum |p - 1/K|
-    chi_divergence: float  # K sum (p - 1/K)^2, over the most it may be
-    kl_divergence: float  # sum p log(K p), over log K
-    max_over_mean: float
 
 
 @dataclass(frozen=True)
@@ -133,6 +117,7 @@ class Rank:
     shards: dict[str, int]  # by kind
     perf: Phases | None = None
     torchrec: Phases | None = None
+    torchrec_comm: dict[str, tuple[float, float]] = field(default_factory=dict)  # ms of each kind, forward and backward
 
     @property
     def margin_bytes(self) -> int:
@@ -160,6 +145,8 @@ class TableStats:
     ddr_bytes: int
     input_bytes: int
     output_bytes: int
+    pieces: int  # of its columns
+    share: float  # of its rows in HBM: 1, 0, or that of its cache
     torchrec: Phases | None = None
 
 
@@ -169,6 +156,7 @@ class Slowest:
 
     ms: float
     ranks: tuple[int, ...]
+    kinds: dict[str, Slowest] = field(default_factory=dict)  # where ranks wait after each kind
 
 
 @dataclass(frozen=True)
@@ -202,9 +190,25 @@ class Stats:
         return {name: found for name, load in self.loads().items() if (found := imbalance(load))}
 
     def critical_path(self, which: str) -> dict[str, Slowest]:
-        """The slowest ranks of each phase: where all wait for each other after each, a step takes the sum."""
+        """The slowest ranks of each phase: where all wait for each other after each, a step takes the sum.
+
+        By TorchRec they wait after the communication of each kind of sharding too, as its `EmbeddingStats` has it.
+        """
         of_ranks = self.phases(which)
-        return {name: _slowest([getattr(p, name) for p in of_ranks]) for name in PHASES} if of_ranks else {}
+        if not of_ranks:
+            return {}
+        found = {name: _slowest([getattr(p, name) for p in of_ranks]) for name in PHASES}
+        for there_or_back, name in enumerate(COMM if which == "torchrec" else ()):
+            found[name] = self._of_kinds(there_or_back) or found[name]
+        return found
+
+    def _of_kinds(self, there_or_back: int) -> Slowest | None:
+        """The slowest ranks of each kind of communication, one kind after the other; None if nothing is sent."""
+        kinds = dict.fromkeys(kind for rank in self.ranks for kind in rank.torchrec_comm)
+        each = {k: _slowest([r.torchrec_comm.get(k, (0.0, 0.0))[there_or_back] for r in self.ranks]) for k in kinds}
+        each = {kind: slowest for kind, slowest in each.items() if slowest.ms}
+        ranks = sorted({rank for slowest in each.values() for rank in slowest.ranks})
+        return Slowest(sum(slowest.ms for slowest in each.values()), tuple(ranks), each) if each else None
 
     def peak(self) -> list[tuple[int, tuple[int, ...]]]:
         """The fullest HBM, a few tiers of it: bytes, and the ranks that hold as much but for a megabyte."""
@@ -251,25 +255,6 @@ class Stats:
 
 def _slowest(ms: list[float]) -> Slowest:
     return Slowest(max(ms), tuple(rank for rank, took in enumerate(ms) if took == max(ms)))
-
-
-def imbalance(load: Sequence[float]) -> Imbalance | None:
-    """Imbalance of one number a rank, none negative; None if no rank has any load."""
-    values = np.asarray(load, np.float64)
-    if not values.sum() > 0:
-        return None
-    ranks, share = len(values), values / values.sum()
-    off, some = np.abs(share - 1 / ranks), share[share > 0]
-    if ranks == 1:
-        return Imbalance(0.0, 0.0, 0.0, 0.0, 1.0)
-    most_chi = ranks * ((ranks - 1) / ranks) ** 2 + (ranks - 1) / ranks
-    return Imbalance(
-        total_variation=float(off.max()),
-        total_distance=float(off.sum()),
-        chi_divergence=float(ranks * (off**2).sum() / most_chi),
-        kl_divergence=float((some * np.log(ranks * some)).sum() / np.log(ranks)),
-        max_over_mean=float(values.max() / values.mean()),
-    )
 
 
 def dense_bytes(model: nn.Module, collections: Iterable[nn.Module], inference: bool = False) -> int:

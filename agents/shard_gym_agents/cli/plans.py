@@ -5,18 +5,25 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from itertools import pairwise
 
 import numpy as np
 
-from shard_gym.memory.usage import device_bytes
+from shard_gym.memory.shards import KINDS, Shards
+from shard_gym.plan.forms import beyond_columns
 from shard_gym.plan.moves import Delta
 from shard_gym.plan.plan import Plan
+from shard_gym.plan.shards import shards
+from shard_gym.plan.violations import plan_bytes
 from shard_gym.results.evaluate import Score, score
 from shard_gym.simulators import FastSimulator, Simulator
+from shard_gym.simulators.base import plan_latency
 from shard_gym.tables.pool import GB
-from shard_gym.task.task import Task
+from shard_gym.task.task import Constraints, Task
+from shard_gym.torchrec.report import grid
 
 
 class Line:
@@ -41,7 +48,7 @@ class Line:
 def assumed(task: Task, planner: Simulator, judge: Simulator) -> str:
     """One line of what a plan is made and judged for."""
     told = [" and ".join(sorted(set(task.tables.dtype))), task.optimizer, f"batch {task.batch:,}"]
-    told += [f"{task.accounting!r} bytes", _devices(task), _wires(task, planner), planner.id]
+    told += [f"{task.accounting!r} bytes", _devices(task), _wires(task, planner), *_kinds(task), planner.id]
     told[-1] += "" if judge.id == planner.id else f", judged by {judge.id}"
     own = planner.own_settings(task) if isinstance(planner, FastSimulator) else ""
     return f"assumes {'; '.join(told)}" + (f", which answers for {own}" if own else "")
@@ -58,7 +65,10 @@ def _wires(task: Task, planner: Simulator) -> str:
     """The rates of an all-to-all, 1e9 bytes a second, where the objective has any."""
     if task.objective == "kernel":
         return "no links (kernel)"
-    found = planner.all_to_all(task) if isinstance(planner, FastSimulator) else None
+    whole = replace(
+        task, kinds=(), residences=("hbm",), constraints=Constraints()
+    )  # which all simulators have wires for
+    found = planner.all_to_all(whole) if isinstance(planner, FastSimulator) else None
     if found is None:
         return "the simulator's links"
     links, _ = found
@@ -67,18 +77,47 @@ def _wires(task: Task, planner: Simulator) -> str:
     return ", ".join([*told, f"{1e3 * links.latency_ms:.4g} us"])
 
 
+def _kinds(task: Task) -> Iterator[str]:
+    """Kinds and residences, where the task names any."""
+    if beyond_columns(task):
+        yield f"kinds {', '.join(task.kinds_allowed)}"
+    if task.residences != ("hbm",):
+        link = "the simulator's link" if task.host_link is None else f"{task.host_link / 1e6:.4g} GB/s"
+        yield f"rows in {', '.join(task.residences)}"
+        yield f"host memory {task.host_memory / GB:.4g} GiB a device, {link}"
+
+
 def report(task: Task, plan: Plan, judge: Simulator) -> str:
-    """Makespan and balance, then memory and cost of each device."""
-    found = score(task, plan, judge)
-    tables, placement = task.split(plan.splits), np.array(plan.device)
-    used, cost = device_bytes(tables, placement), judge.latency(tables, placement).cost(task.objective)
+    """Makespan and balance, then memory and cost of each device, then the kinds of tables that are not whole on one."""
+    found, (used, in_host) = score(task, plan, judge), plan_bytes(task, plan)
+    cost, placed = plan_latency(judge, task, plan).cost(task.objective), shards(task, plan)
     lines = [f"makespan {found.makespan:.3f} ms ({task.objective}), balance {found.balance:.3f}, by {judge.id}"]
     lines += [f"INFEASIBLE: {violation}" for violation in found.violations]
-    lines += [f"{'device':>6} {'tables':>6} {'used GiB':>8} {'of GiB':>8} {'cost ms':>9}"]
+    heads = ["device", "tables" if plan.table_wise else "shards", "used GiB", "of GiB"]
+    heads += ["host GiB", "of GiB"] if in_host.any() else []
+    counts, rows = np.bincount(placed.device, minlength=task.num_devices), []
     for d, capacity in enumerate(task.memory):
-        count = int((placement == d).sum())
-        lines += [f"{d:6} {count:6} {used[d] / GB:8.2f} {capacity / GB:8.2f} {cost[d]:9.3f}"]
-    return "\n".join(lines)
+        sizes = [used[d], capacity, *([in_host[d], task.host_memory] if in_host.any() else [])]
+        rows.append([f"{d}", f"{counts[d]}", *(f"{size / GB:.2f}" for size in sizes), f"{cost[d]:.3f}", ""])
+    lines += grid([*heads, "cost ms", ""], rows)
+    return "\n".join([*lines, *([] if plan.table_wise else ["", *kinds_report(plan, placed)])])
+
+
+def kinds_report(plan: Plan, placed: Shards) -> Iterator[str]:
+    """Tables by kind, by the pieces and shards that each has, and by where its rows live."""
+    counts: Counter[tuple[str, int, int, str, float]] = Counter()
+    first = np.searchsorted(placed.table, np.arange(placed.table[-1] + 2))
+    for table, (start, end) in enumerate(pairwise(first.tolist())):
+        pieces = len(set(placed.column[start:end].tolist()))
+        lives = plan.residence[table], plan.share[table]
+        counts[placed.kind[start], pieces, end - start, *lives] += 1
+    rows = [
+        [f"{count}", kind, f"{pieces}", f"{number}", f"{where} {share:g}" if where == "cached" else where]
+        for (kind, pieces, number, where, share), count in sorted(
+            counts.items(), key=lambda one: KINDS.index(one[0][0])
+        )
+    ]
+    yield from grid(["tables", "kind", "pieces", "shards", "rows in"], rows)
 
 
 def delta_report(task: Task, delta: Delta, scores: Sequence[Score]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,14 +12,13 @@ from shard_gym.memory.shards import KERNELS, PIPELINES, Setup, Table
 from shard_gym.plan.plan import Plan
 from shard_gym.records import commands
 from shard_gym.simulators import Simulator
-from shard_gym.tables.pool import GB
 from shard_gym.task.machines import RESERVE
 from shard_gym.task.task import Task
 from shard_gym.torchrec.report import limits, report, reserves
 from shard_gym.torchrec.stats import alone, explain, plan_stats, table_index, tables_of
 from shard_gym.torchrec.values import Capacity, Reserve, kjt_bytes
 from shard_gym_agents.cli.plans import assumed
-from shard_gym_agents.cli.tasks import add_constraints, add_task, constrained, task_of
+from shard_gym_agents.cli.tasks import add_constraints, add_task, constrained, gib, task_of
 
 TOP = 20  # ranks and tables shown
 RESERVES = ("reserve", "dense_gb", "kjt_gb")
@@ -69,27 +67,21 @@ def _why(options: argparse.Namespace, task: Task, judge: Simulator, capacity: Ca
 def _capacity(options: argparse.Namespace, tables: Sequence[Table], setup: Setup) -> Capacity:
     """HBM less reserves; the ids of a batch, in all the copies that TorchRec counts, unless told."""
     given = [name for name in RESERVES if getattr(options, name) is not None]
-    ddr = _bytes(options.ddr_gb)
+    ddr = gib(options.ddr_gb)
     if options.hbm_gb is None:
         if given:
             raise InvalidTask(f"--{given[0].replace('_', '-')} is taken off --hbm-gb: say that too")
         return Capacity(ddr_bytes=ddr)
-    kjt = _bytes(options.kjt_gb)
+    kjt = gib(options.kjt_gb)
     return Capacity(
-        _bytes(options.hbm_gb),
+        gib(options.hbm_gb),
         ddr,
         Reserve(
             RESERVE if options.reserve is None else options.reserve,
-            dense_bytes=_bytes(options.dense_gb) or 0,
+            dense_bytes=gib(options.dense_gb) or 0,
             kjt_bytes=kjt_bytes(tables, setup.batch) if kjt is None else kjt,
         ),
     )
-
-
-def _bytes(gb: float | None) -> int | None:
-    if gb is not None and not 0 <= gb < math.inf:
-        raise InvalidTask(f"gigabytes are a number from 0, got {gb}")
-    return None if gb is None else int(gb * GB)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,11 +6,9 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from shard_gym.errors import InfeasibleTask
-from shard_gym.memory.usage import device_bytes
 from shard_gym.plan.plan import Plan
+from shard_gym.plan.violations import plan_bytes
 from shard_gym.records import commands
 from shard_gym.results.evaluate import score
 from shard_gym.simulators import Simulator
@@ -58,25 +56,25 @@ def _run(options: argparse.Namespace) -> None:
 def sweep_report(found: Sequence[Swept]) -> Iterator[str]:
     """A line a machine: devices, memory, makespan, and the price of the steps where one is known."""
     priced = any(swept.machine.price is not None for swept in found)
-    heads = ["hardware", "hosts", "devices", "GiB each", "fullest GiB", "makespan ms"]
-    heads += ["price/h", f"price/{STEPS:.0e} steps"] if priced else []
-    yield from grid([*heads, ""], [[*_row(swept, priced), ""] for swept in found])
+    hosted = any(swept.task.residences != ("hbm",) for swept in found)
+    heads = ["hardware", "hosts", "devices", "GiB each", "fullest GiB"]
+    heads += ["host GiB each", "fullest GiB"] if hosted else []
+    heads += ["makespan ms", *(["price/h", f"price/{STEPS:.0e} steps"] if priced else []), ""]
+    yield from grid(heads, [[*_row(swept, hosted, priced), ""] for swept in found])
     for swept in found:
         if swept.plan is None:
             yield f"\n{swept.machine.name}: {swept.why}"
 
 
-def _row(swept: Swept, priced: bool) -> list[str]:
+def _row(swept: Swept, hosted: bool, priced: bool) -> list[str]:
     machine, task, plan = swept.machine, swept.task, swept.plan
-    cells = [machine.name, f"{machine.hosts}", f"{task.num_devices}", f"{max(task.memory) / GB:.2f}"]
-    makespan = None
+    makespan, used = None, None
     if plan is not None and (found := score(task, plan, swept.judge)).feasible:
-        makespan = found.makespan
-    if plan is None or makespan is None:
-        cells += ["", "NO PLAN"]
-    else:
-        used = device_bytes(task.split(plan.splits), np.array(plan.device))
-        cells += [f"{used.max() / GB:.2f}", f"{makespan:.3f}"]
+        makespan, used = found.makespan, plan_bytes(task, plan)
+    cells = [machine.name, f"{machine.hosts}", f"{task.num_devices}"]
+    for tier, room in enumerate((max(task.memory), *([task.host_memory] if hosted else []))):
+        cells += [f"{room / GB:.2f}", "" if used is None else f"{used[tier].max() / GB:.2f}"]
+    cells.append("NO PLAN" if makespan is None else f"{makespan:.3f}")
     if priced:
         price = machine.price
         steps = None if price is None or makespan is None else price * makespan * STEPS / MS_PER_HOUR

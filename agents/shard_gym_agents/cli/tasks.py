@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -15,14 +16,15 @@ from shard_gym.records.commands import names
 from shard_gym.records.files import read_json
 from shard_gym.records.numbers import whole
 from shard_gym.simulators import Simulator
-from shard_gym.tables.pool import ELEMENT_BYTES
+from shard_gym.tables.pool import ELEMENT_BYTES, GB
 from shard_gym.task import suites
+from shard_gym.task.constraints import KINDS, known_kinds
 from shard_gym.task.machines import MACHINES, Machine, read_machine
 from shard_gym.task.own import memory_of
-from shard_gym.task.task import ACCOUNTINGS, OBJECTIVES, OPTIMIZERS, Constraints, Task
+from shard_gym.task.task import ACCOUNTINGS, OBJECTIVES, OPTIMIZERS, RESIDENCES, Constraints, Task
 
 OWN = ("hardware", "hosts", "devices", "memory_gb", "allow_splits")  # options of --tables alone
-SETTINGS = ("objective", "batch", "optimizer", "accounting")
+SETTINGS = ("objective", "batch", "optimizer", "accounting", "kinds", "residences")
 TABLES = "your tables: .csv, .json, .parquet, or a dlrm_datasets .pt[.gz]"
 HARDWARE = f"a .toml file, or one of {', '.join(MACHINES)}"
 KEYS = tuple(field.name for field in fields(Constraints))
@@ -62,7 +64,20 @@ def _changed(task: Task, options: argparse.Namespace) -> Task:
     told = {name: value for name in SETTINGS if (value := getattr(options, name)) is not None}
     if options.dtype:
         told["tables"] = task.tables.with_(dtype=(options.dtype,) * task.num_tables)
+    if options.kinds:
+        told["splits_allowed"] = options.allow_splits  # and where kinds cut columns
+    if options.host_memory_gb is not None:
+        told["host_memory"] = gib(options.host_memory_gb)
+    if options.host_link_gb_s is not None:
+        told["host_link"] = options.host_link_gb_s * 1e6
     return replace(task, **told)
+
+
+def gib(number: float | None) -> int | None:
+    """Bytes of a number of GiB."""
+    if number is not None and not 0 <= number < math.inf:
+        raise InvalidTask(f"gigabytes are a number from 0, got {number}")
+    return None if number is None else int(number * GB)
 
 
 def machine_of(options: argparse.Namespace) -> Machine:
@@ -123,6 +138,16 @@ def _add_own(command: argparse.ArgumentParser, own: argparse._ArgumentGroup) -> 
     what.add_argument("--dtype", choices=tuple(ELEMENT_BYTES), help="of the weights of all tables")
     what.add_argument("--optimizer", choices=OPTIMIZERS)
     what.add_argument("--accounting", choices=ACCOUNTINGS, help="what counts as memory")
+    what.add_argument(
+        "--kinds", type=names, metavar="KIND,...", help=f"of sharding that tables may have: {', '.join(KINDS)}"
+    )
+    what.add_argument(
+        "--residences", type=names, metavar="PLACE,...", help=f"where rows may live: {', '.join(RESIDENCES)}"
+    )
+    what.add_argument(
+        "--host-memory-gb", type=float, metavar="GiB", help="of its host's, for the tables of each device"
+    )
+    what.add_argument("--host-link-gb-s", type=float, metavar="GB/S", help="of each device to it, 1e9 bytes")
     simulated = f"default: the suite's, --hardware's, or {simulators.DEFAULT}"
     command.add_argument("--simulator", metavar="ID", help=simulated)
 
@@ -135,6 +160,7 @@ def add_constraints(command: argparse.ArgumentParser) -> None:
     group.add_argument("--together", action="append", default=[], metavar="A,B,...", help="on one device")
     group.add_argument("--apart", action="append", default=[], metavar="A,B,...", help="on different devices")
     group.add_argument("--no-split", action="append", default=[], metavar="TABLE")
+    group.add_argument("--kinds-of", action="append", default=[], metavar="TABLE=KIND,...", help="that it may have")
     group.add_argument("--base", type=Path, metavar="PLAN", help="the plan in use, a file that --out wrote")
     group.add_argument("--max-moves", type=int, metavar="M", help="tables that may leave their device in --base")
 
@@ -150,6 +176,7 @@ def constrained(task: Task, options: argparse.Namespace) -> Task:
         "together": [_group(task, group.split(",")) for group in options.together],
         "apart": [_group(task, group.split(",")) for group in options.apart],
         "no_split": _group(task, options.no_split),
+        "kinds": [_kinds_of(task, told) for told in options.kinds_of],
     }
     for name, more in flags.items():
         given[name] = (*given[name], *told.get(name, ()), *more)
@@ -178,14 +205,26 @@ def _of_file(task: Task, path: Path) -> dict[str, Any]:
     told = dict(data)
     try:
         if "pin" in told:
-            pins = told["pin"].items() if isinstance(told["pin"], dict) else told["pin"]
-            told["pin"] = [(table_index(task, table), device) for table, device in pins]
+            told["pin"] = [(table_index(task, table), device) for table, device in _pairs(told["pin"])]
         for name in ("together", "apart"):
             told[name] = [_group(task, group) for group in told.get(name) or ()]
         told["no_split"] = _group(task, told.get("no_split") or ())
+        told["kinds"] = [(table_index(task, table), kinds) for table, kinds in _pairs(told.get("kinds") or ())]
         return {name: value for name, value in told.items() if value is not None}
     except (TypeError, ValueError) as error:
         raise CorruptFile(f"{path}: {error}") from error
+
+
+def _pairs(told: Any) -> Iterable[Any]:
+    """Tables and what is told of each, of an object or of a list of pairs."""
+    return told.items() if isinstance(told, dict) else told
+
+
+def _kinds_of(task: Task, text: str) -> tuple[int, tuple[str, ...]]:
+    table, equals, kinds = text.rpartition("=")
+    if not equals or not kinds:
+        raise InvalidTask(f"--kinds-of takes TABLE=KIND,... with some of {', '.join(KINDS)}; got {text!r}")
+    return table_index(task, table), known_kinds(kinds.split(","))
 
 
 def _pin(task: Task, text: str) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from shard_gym.results.evaluate import Score, score
 from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.task.suites import Suite
 from shard_gym.task.task import Task
+from shard_gym.torchrec.report import runs
 
 SCHEMA = "shard-gym/best-known/2"
 Entry = dict[str, Any]  # of a best known plan: makespan, plan, and who found it: solver, options, seed, planner, date
@@ -85,18 +86,39 @@ def keep_best(path: Path, judge: str, offered: Iterable[tuple[str, Entry]]) -> i
 
 
 def packed(plan: Plan) -> Entry:
-    """A table-wise plan in few bytes: devices in base 36, after how many digits each of them takes."""
+    """A plan in few bytes: devices in base 36, after how many digits each takes; of other kinds, a word a piece."""
+    splits = {"splits": list(plan.splits)} if plan.splits else {}
+    if not plan.table_wise:
+        columns = zip(plan.kind, plan.devices, plan.residence, plan.share, strict=True)
+        return {"pieces": [_piece(*column) for column in columns], **splits}
     width = len(np.base_repr(max(plan.device, default=0), 36))
     text = "".join(np.base_repr(device, 36).lower().zfill(width) for device in plan.device)
-    return {"device": f"{width}:{text}", **({"splits": list(plan.splits)} if plan.splits else {})}
+    return {"device": f"{width}:{text}", **splits}
 
 
 def unpacked(data: Entry) -> Plan:
     """The plan that `packed` made these fields of."""
+    splits = tuple(data.get("splits", ()))
+    if "pieces" in data:
+        kind, devices, residence, share = zip(*map(_columns, data["pieces"]), strict=True)
+        return Plan(tuple(d[0] for d in devices), splits, kind, devices, residence, share)
     width, text = data["device"].split(":")
     step = int(width)
     devices = (int(text[i : i + step], 36) for i in range(0, len(text), step))
-    return Plan(tuple(devices), tuple(data.get("splits", ())))
+    return Plan(tuple(devices), splits)
+
+
+def _piece(kind: str, devices: tuple[int, ...], residence: str, share: float) -> str:
+    """`rw 0-7`, or `cw 2,5 cached 0.2`."""
+    return f"{kind} {runs(devices)}" + ("" if residence == "hbm" else f" {residence} {share!r}")
+
+
+def _columns(piece: str) -> tuple[str, tuple[int, ...], str, float]:
+    """Kind, devices, residence and share that `_piece` wrote."""
+    kind, told, *lives = piece.split()
+    residence, share = lives or ("hbm", "1")
+    ends = ([int(end) for end in run.split("-")] for run in told.split(","))
+    return kind, tuple(device for run in ends for device in range(run[0], run[-1] + 1)), residence, float(share)
 
 
 def today() -> str:
@@ -140,7 +162,7 @@ def _read(path: Path) -> dict[str, dict[str, Entry]]:
 
 
 def _loaded(line: Entry) -> Entry:
-    who = {name: value for name, value in line.items() if name not in ("makespan", "device", "splits")}
+    who = {name: value for name, value in line.items() if name not in ("makespan", "device", "pieces", "splits")}
     return {"makespan": line["makespan"], "plan": unpacked(line).to_dict(), **who}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,18 +76,29 @@ class Choices:
         held = [*(t for t, _ in c.pin), *(t for group in (*c.together, *c.apart) for t in group)]
         self.may[np.isin(forms.table, held) & (forms.level > 0)] = False
         self.may[np.isin(forms.table, held), 1:] = False
-        whole = np.arange(len(forms.residences))
-        for table in np.flatnonzero(~rules.leads).tolist():
-            mine, leader = forms.first[table] + whole, forms.first[rules.leader[table]] + whole
+        for mine, leader in self._led():
             self.size[:, leader] += self.size[:, mine]
             self.may[leader] &= self.may[mine]
 
+    def _led(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Whole forms of each table that another one leads, and the leader's."""
+        whole = np.arange(len(self.forms.residences))
+        for table in np.flatnonzero(~self.rules.leads).tolist():
+            yield self.forms.first[table] + whole, self.forms.first[self.rules.leader[table]] + whole
+
     def loads(self, rates: np.ndarray) -> np.ndarray:
         """Costs that each choice of items adds to each device, (R, 4, K)."""
-        loads, whole = self.forms.loads(rates), np.arange(len(self.forms.residences))
-        for table in np.flatnonzero(~self.rules.leads).tolist():
-            loads[self.forms.first[self.rules.leader[table]] + whole] += loads[self.forms.first[table] + whole]
+        loads = self.forms.loads(rates)
+        for mine, leader in self._led():
+            loads[leader] += loads[mine]
         return loads
+
+    def piece_rows(self) -> np.ndarray:
+        """Rows that a piece of each form of items adds to its device's sum, (R, H)."""
+        rows: np.ndarray = self.forms.vector[:, DEVICE].copy()
+        for mine, leader in self._led():
+            rows[leader] += rows[mine]
+        return rows
 
     def all_chosen(self, chosen: dict[int, Option]) -> list[tuple[int, int, tuple[int, ...]]]:
         """Form, choice and targets of every table, those of a group as their leader's."""
@@ -101,6 +112,19 @@ class Choices:
     def plan(self, chosen: dict[int, Option]) -> Plan:
         """The plan that these options make."""
         return self.forms.plan(self.all_chosen(chosen))
+
+    def options(self, plan: Plan) -> dict[int, Option]:
+        """The options of a plan's items that are whole, or in equal pieces, in the memory of single devices."""
+        source, _, dim = self.task.pieces(plan.splits)
+        table, width, device = np.array(source), np.array(dim), np.array(plan.device)
+        found, in_memory = {}, [name for name, _ in self.forms.residences].index("hbm")
+        for item in self.items.tolist():
+            mine = table == item
+            level = int(mine.sum()).bit_length() - 1
+            form = int(self.forms.first[item]) + level * len(self.forms.residences) + in_memory
+            if len(set(width[mine].tolist())) == 1 and self.may[form, DEVICE]:
+                found[item] = Option(0.0, form, DEVICE, tuple(sorted(device[mine].tolist())))
+        return found
 
     def times(self, option: Option) -> np.ndarray:
         """Pieces that an option puts on each device, (K,)."""

@@ -9,7 +9,9 @@ go, one by one, where they add least: that is best for the form.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
@@ -24,14 +26,18 @@ from shard_gym.simulators import FastSimulator
 from shard_gym.task.task import Task
 from shard_gym_agents.search.choices import Choices, Option
 from shard_gym_agents.search.kinds_board import LIFT, Board
+from shard_gym_agents.search.kinds_pieces import Pieces, improved
 from shard_gym_agents.search.kinds_swaps import even_out
 from shard_gym_agents.search.state import Budget, Costs
 from shard_gym_agents.solvers.solver import Progress, require_number, task_rng
 
 RUIN = (2, 9)  # tables taken out at a time: from, below
+POLISH = 0.25  # share of the changes after which shards are swapped until no swap helps
+WIDE = 0.05
 FROM_SLOW = 0.8  # share of the times that they are taken from the slowest device and another
-DEARER = 4.0  # the price of memory, each time a table finds no room
-DEAREST = 12  # times
+RISES = 0, 0.1, 0.3, *(4.0**n for n in range(12))  # of the price of memory, in units of what a device costs
+ENOUGH, DESPERATE = 4, 8  # greedy plans tried, at least; those where none has room for all
+NEAR = 1.03  # of the bound: good enough for a greedy
 NARROWER = 0.7  # of the gap to the bound that options were left out for, before more are
 LOW = -0.5  # in the end: what is far below the slowest counts for nothing
 WARM = 0.0003  # of the bound: how much for the worse a change may be at first
@@ -55,6 +61,7 @@ class Search:
             table = int(fits.argmin())
             raise InfeasibleTask(f"table {table} fits on no device: constraints keep it whole on one")
         self.rates = planner.rates(task)
+        self.pieces = None if self.rates is not None else Pieces(self.choices, self.costs)
         self.makespan, self.chosen = np.inf, dict[int, Option]()
         reference = self.choices.forms.vector[self.choices.forms.first[:-1], 0].sum(axis=0) / task.num_devices
         self._aim(np.repeat(reference[None], task.num_devices, axis=0))
@@ -64,7 +71,7 @@ class Search:
         self.offset = np.zeros(self.task.num_devices)
         if (rates := self.rates) is None:
             rates, self.offset = self._near(sums)
-        self.loads = self.choices.loads(rates)
+        self.loads, self.asked_of = self.choices.loads(rates), {}
         forms = replace(self.choices.forms, may=self.choices.may)
         self.prices = prices(forms, self.choices.forms.loads(rates))
         self.unit = max(self.prices.bound + float(self.offset.mean()), 1e-12)
@@ -93,33 +100,55 @@ class Search:
         return self.choices.plan(self.chosen)
 
     def greedy(self) -> Board:
-        """A board with every item in turn, costliest first, in its best option; the price of memory rises until all
-        have room."""
-        forms = self.choices.forms
-        least = np.where(self.choices.may[..., None], self.loads, np.inf).sum(axis=2)
-        cost = np.minimum.reduceat(least.min(axis=1), forms.first[:-1])
-        size = np.maximum.reduceat(self.choices.size[0, :, DEVICE, 0], forms.first[:-1])
-        by_cost = np.argsort(-cost[self.choices.items], kind="stable")
-        by_size = np.argsort(-size[self.choices.items], kind="stable")
-        price, most = self.prices.price, None
-        floor = self.unit / self.choices.room.sum(axis=1).mean()
-        for attempt in range(DEAREST):
-            for order in (by_cost, by_size):
-                ask = None if self.rates is not None else self._value
-                board = Board(self.choices, self.loads, self.offset, price, self.unit, ask)
-                for item in self.choices.items[order].tolist():
-                    if (option := board.best(item)) is not None:
-                        board.put(item, option)
-                if len(board.chosen) == len(order):
-                    self.seen(board)
-                    return board
-                if most is None or len(board.chosen) > len(most.chosen):
-                    most = board
-            price = np.maximum(DEARER * price, floor * DEARER**attempt * (forms.size.any(axis=(1, 2))))
-            if self.budget.over(self.costs):
+        """A board with every item in turn in its best option: of a few orders and prices of memory, the best.
+
+        The first will do if it is near the bound. Where some items have found no room, the price rises on.
+        """
+        found: list[Board] = []
+        for lift, price, order in self._attempts():
+            board = self._board(price)
+            board.raised(lift)
+            for item in order.tolist():
+                if (option := board.best(item)) is not None:
+                    board.put(item, option)
+            self.seen(board)
+            found.append(board)
+            near = self.makespan <= self.prices.bound * NEAR
+            enough = len(found) >= (ENOUGH if self.chosen else DESPERATE)
+            if (self.chosen and near) or (enough and (self.chosen or self.budget.over(self.costs))):
                 break
-        assert most is not None
-        return most
+        return min(found, key=lambda board: (-len(board.chosen), board.longest))
+
+    def _board(self, price: np.ndarray) -> Board:
+        ask = None if self.pieces is None else self._value
+        board = Board(self.choices, self.loads, self.offset, price, self.unit, ask)
+        board.asked_of = self.asked_of
+        return board
+
+    def _attempts(self) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
+        """What loads are raised by, prices of memory, and orders of items: by what they cost, memory paid for; by
+        that or memory, whichever is the larger share."""
+        forms, room = self.choices.forms, self.choices.room.sum(axis=1)
+        size = self.choices.rules.merged(forms.taken[0, forms.first[:-1], DEVICE]) / room[0]
+        cost = self.choices.rules.merged(self.prices.least)
+        cost = cost / max(cost.sum(), 1e-300)
+        steep = self.unit * forms.size.any(axis=(1, 2)) / self.choices.room.mean(axis=1).repeat(2)[:2]
+        for rise in RISES:
+            for lift, key in product((LIFT,) if self.pieces is None else (LIFT, 0.0), (cost, np.maximum(cost, size))):
+                order = np.argsort(-key[self.choices.items], kind="stable")
+                yield lift, self.prices.price + rise * steep, self.choices.items[order]
+
+    def resumed(self, plan: Plan) -> Board:
+        """A board with what it can of a plan of whole tables and columns, and the rest in turn."""
+        board, options = self._board(self.prices.price), self.choices.options(plan)
+        for item in self.choices.items.tolist():
+            if item in options:
+                board.put(item, options[item])
+        for item in self.choices.items.tolist():
+            if item not in options and (option := board.best(item)) is not None:
+                board.put(item, option)
+        self.seen(board)
+        return board
 
     def seen(self, board: Board) -> bool:
         """Keep a board's plan if it is complete, and better than the best; True if whoever follows says to stop."""
@@ -153,6 +182,9 @@ class Search:
     def _improve(self, board: Board, rng: np.random.Generator, share: float) -> bool:
         """Take out some tables and put them back, again and again, until a share of the budget is spent; True: stop."""
         missing = [item for item in self.choices.items.tolist() if item not in board.chosen]
+        if not missing:
+            self._polish(board, rng)
+            self.seen(board)
         changes, begun, gap = 0, self._spent, self._narrow(board, np.inf)
         while self._spent < share and (missing or self._worth_more):
             left = max(0.0, 1 - (self._spent - begun) / max(share - begun, 1e-9))
@@ -161,8 +193,8 @@ class Search:
             lost = self._changed(board, missing, rng, heat * float(rng.exponential()))
             if lost is not None:
                 missing = lost
-                if not missing and board.ask is None:
-                    even_out(board, rng)
+                if not missing and rng.random() < POLISH:
+                    self._polish(board, rng)
                 if self.seen(board):
                     return True
                 gap = self._narrow(board, gap)
@@ -171,6 +203,13 @@ class Search:
             if changes % CHECK == 0:
                 board.settle()
         return False
+
+    def _polish(self, board: Board, rng: np.random.Generator) -> None:
+        """Move and swap shards until no change tried helps."""
+        if self.pieces is None:
+            even_out(board, rng)
+        else:
+            improved(board, self.pieces, self.budget, rng)
 
     def _changed(self, board: Board, missing: list[int], rng: np.random.Generator, worse: float) -> list[int] | None:
         """Take some items out and put them and those missing in; what is missing then, or None where it was undone."""
@@ -224,6 +263,11 @@ class Search:
         """Items to take out: some of the slowest device, or of all."""
         placed = np.fromiter(board.chosen, np.int64, len(board.chosen))
         count = min(int(rng.integers(*RUIN)), len(placed))
+        if rng.random() < WIDE:
+            worst = [self.prices.excess[(o := board.chosen[i]).form, o.choice] for i in placed.tolist()]
+            first = placed[np.argsort(worst)[-1 - int(rng.integers(min(4, len(placed))))]]
+            many = rng.choice(placed, int(rng.integers(count, 1 + max(count, len(placed) // 4))), replace=False)
+            return list(dict.fromkeys([int(first), *many.tolist()]))
         if rng.random() < FROM_SLOW:
             slow = int(board.load.argmax())
             other = int(rng.integers(len(board.load)))
@@ -245,11 +289,17 @@ def searched(
     seed: int = 0,
     progress: Progress | None = None,
     sure: float = 0.0,
+    start: Plan | None = None,
 ) -> Search:
-    """A search that is done, and has a plan: greedy's, where the gain is below `sure` deviations of the planner."""
+    """A search that is done, and has a plan: greedy's, where the gain is below `sure` deviations of the planner.
+
+    `start` is a plan of whole tables and columns to begin with, if it is better than greedy's.
+    """
     search = Search(task, planner, budget, progress)
     board = search.greedy()
     makespan, chosen = search.makespan, search.chosen
+    if start is not None and (other := search.resumed(start)).worth < board.worth:
+        board = other
     search.run(board, task_rng(seed, task))
     if chosen and makespan - search.makespan <= sure * search.costs.doubt(search.sums, search.choices.sums(chosen)):
         search.makespan, search.chosen = makespan, chosen

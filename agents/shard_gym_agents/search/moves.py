@@ -192,7 +192,7 @@ def improve(state: State, rng: np.random.Generator) -> bool:
     sources = tuple(dict.fromkeys(int(cost.argmax()) for cost in paces))
     if any(_make_best(state, _swaps(state, source, asked, rng)) for source in sources):
         return True
-    if len(state.board.nodes) == state.board.task.num_tables:
+    if not state.board.may_split.any():
         return False
     return any(_make_best(state, kind(state, source, asked)) for source in sources for kind in (_halved, _joined))
 

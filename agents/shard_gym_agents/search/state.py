@@ -114,6 +114,12 @@ class Budget:
         """Seconds that the budget stands for, about, for choices that depend on how much there is to spend."""
         return self.calls / CALLS_A_SECOND if self.calls else self.seconds
 
+    def less(self, calls: int) -> Budget:
+        """The budget without so many calls; its seconds go on."""
+        rest = Budget(self.seconds, max(0, self.calls - calls))
+        rest.start = self.start
+        return rest
+
     def over(self, costs: Costs, share: float = 1.0) -> bool:
         """True if that share of the budget is spent."""
         spent, whole = (costs.planner.calls, self.calls) if self.calls else (self.spent_seconds, self.seconds)
@@ -169,14 +175,20 @@ class Board:
 
 
 class State:
-    """Pieces, their devices and the running sums; `forward` and `own` are what devices cost, as in `Parts`."""
+    """Pieces, their devices and the running sums; `forward` and `own` are what devices cost, as in `Parts`.
 
-    def __init__(self, board: Board, node: np.ndarray, device: np.ndarray) -> None:
+    Where devices hold more than the pieces, `full` tells the sums, and the bytes that are free.
+    """
+
+    def __init__(
+        self, board: Board, node: np.ndarray, device: np.ndarray, full: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> None:
         self.board, self.node, self.device = board, node.copy(), device.astype(np.int64)
         k = board.task.num_devices
-        self.sums = device_sums(board.embedding[node], self.device, k)
-        used = device_sums(board.size[node][:, None].astype(np.float64), self.device, k)[:, 0]
-        self.free = board.task.capacity - used.astype(np.int64)
+        if full is None:
+            used = device_sums(board.size[node][:, None].astype(np.float64), self.device, k)[:, 0]
+            full = device_sums(board.embedding[node], self.device, k), board.task.capacity - used.astype(np.int64)
+        self.sums, self.free = full
         self.standing = None if board.standing is None else board.standing.copy()
         if self.standing is not None:
             self.standing.put(0, board.table[node], self.device)

@@ -1,0 +1,45 @@
+"""Random plans of tasks of all kinds of sharding, many at once: what their frozen references are made of.
+
+Tables are whole, each on a random device, its rows in a random one of the places they may live in, as far as there is
+room; the largest come first. A table larger than a device lies by rows on all of them. Copies and pieces are left out:
+a random plan with copies of large tables is many times slower than any that is meant to be good.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shard_gym.errors import InfeasibleTask
+from shard_gym.memory.usage import table_bytes
+from shard_gym.plan.forms import ALL, DEVICE, Forms
+from shard_gym.plan.violations import rooms
+from shard_gym.simulators import FastSimulator
+from shard_gym.task.task import Task
+
+
+def random_makespans(task: Task, simulator: FastSimulator, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Makespans of so many random plans, without those in which some table found no room, ms."""
+    forms = Forms.of(task, lambda shards: simulator.embed_shards(task, shards))
+    free = np.repeat(np.stack(rooms(task))[None], count, axis=0)  # (P, 2, K)
+    sums = np.zeros((count, task.num_devices, forms.vector.shape[2]))
+    stuck, plans = np.zeros(count, bool), np.arange(count)
+    for table in np.argsort(-table_bytes(task), kind="stable").tolist():
+        rows = slice(forms.first[table], forms.first[table] + len(forms.residences))
+        choice = DEVICE if forms.fits[rows, DEVICE][0] else ALL
+        size, vector = forms.bytes[:, rows, choice], forms.vector[rows][:, forms.column[choice]]  # (2, r, K), (r, K, H)
+        fits = np.all(size <= free[:, :, None], axis=1)  # (P, r, K)
+        if choice == ALL:
+            fits = fits.all(axis=2, keepdims=True)
+        drawn = np.where(fits, rng.random(fits.shape), -1.0).reshape(count, -1)
+        residence, device = np.divmod(drawn.argmax(axis=1), fits.shape[2])
+        stuck |= drawn.max(axis=1) < 0
+        if choice == ALL:
+            free -= size[:, residence].swapaxes(0, 1)
+            sums += vector[residence]
+        else:
+            free[plans, :, device] -= size[:, residence, device].T
+            sums[plans, device] += vector[residence, device]
+    if stuck.all():
+        raise InfeasibleTask("random plans of whole tables find no room")
+    makespans: np.ndarray = simulator.decode(task, sums[~stuck]).makespan(task.objective)
+    return makespans

@@ -1,0 +1,179 @@
+"""A suite: settings, and data, so that its tasks are the same on every machine.
+
+The data are `data/banks.npz` (which tables, which dims, how much memory) and `data/references.npz`;
+`python -m benchmarks.freeze` made them.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+
+from shard_gym.errors import UnknownName
+from shard_gym.tables.metasyn import load_metasyn
+from shard_gym.tables.pool import GB, TablePool
+from shard_gym.task.links import Links
+from shard_gym.task.task import Task
+
+SPLITS = ("train", "val", "test")
+MOST_ROWS = 10**9  # of tables whose rows are doubled
+PADDING = np.iinfo(np.uint16).max  # fills the rows of a bank whose tasks differ in length
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A named set of tasks with the simulators that plan for it and judge it."""
+
+    name: str  # "MetaSyn-80x8"; its environment id is ShardGym-<name>, its key the lower-case name
+    num_tables: int  # the most that a task has
+    num_devices: int
+    objective: str
+    planner: str  # simulator id that solvers and environments see
+    judge: str  # simulator id that ranks plans
+    memory_gb: tuple[float, ...]  # of each device, or one number for all
+    pools: tuple[tuple[int, int], ...] = ((0, 856),) * 3  # (seed, tables) of the train, val and test pool
+    dtype: str = "fp16"
+    optimizer: str = "sgd"
+    accounting: str = "weights"
+    speed: tuple[float, ...] = ()
+    links: Links | None = None
+    splits_allowed: bool = False
+    bank: str = ""  # key of the suite whose tasks, scaling and references these are; "": its own
+    split_action: bool = False  # its environment may halve the next table's columns
+    order: str = "cost"  # in which its environment deals tables; "size" where cost order runs into dead ends
+    family: str = ""  # key of the suite whose trained weights serve this one where it has none of its own
+    kinds: tuple[str, ...] = ()  # of sharding, residences and bytes in the host's memory: as tasks tell them
+    residences: tuple[str, ...] = ("hbm",)
+    host_memory_gb: float = 0.0
+    tables: str = ""  # key of the suite whose tables these are, with memory and references of its own; "": its own
+    folder: str = ""  # with a banks.npz and a references.npz of its own; "": the package's
+
+    @property
+    def key(self) -> str:
+        """Lower-case name, as command lines take it."""
+        return self.name.lower()
+
+    @property
+    def frozen_as(self) -> str:
+        """The key of its data."""
+        return self.bank or self.key
+
+    @property
+    def drawn_as(self) -> str:
+        """The key of its tables and their scaling."""
+        return self.tables or self.frozen_as
+
+    @property
+    def env_id(self) -> str:
+        """The Gymnasium id."""
+        return f"ShardGym-{self.name}"
+
+    @property
+    def most_steps(self) -> int:
+        """No episode of it takes more steps: each piece of a table is one, and each change of a table.
+
+        Halves may be halved in turn, three times; where there are more kinds a table is changed three times, and placed
+        in eight pieces.
+        """
+        return self.num_tables * (15 if self.split_action else 11 if self.kinds else 1)
+
+    @property
+    def reward(self) -> str:
+        """The default reward: balance for kernel suites, latency for iteration suites."""
+        return "balance" if self.objective == "kernel" else "latency"
+
+    def tasks(self, split: str = "train") -> tuple[Task, ...]:
+        """The tasks of "train", "val" or "test"."""
+        return _tasks(self, _known(split))
+
+    def num_tasks(self, split: str = "train") -> int:
+        """Number of tasks of a split."""
+        return len(self._data("banks.npz")[f"{self.drawn_as}/{_known(split)}/tables"])
+
+    def bound_share(self) -> float:
+        """Share of test tasks bound by one table: alone it takes 95 % of cost-greedy's makespan; by the planner."""
+        return float(self._data("references.npz")[f"{self.frozen_as}/bound/{self.planner}"])
+
+    def random_makespans(self, split: str = "test", simulator_id: str | None = None) -> np.ndarray:
+        """Mean makespan of 1,000 random feasible plans of each task, frozen; by the judge unless another is named.
+
+        Plans have no splits, those of a -Split suite neither. A task that no known plan solves without them takes
+        uniform plans, full devices or not. Of tasks of all kinds plans are of whole tables, whose rows are where there
+        is room; tables larger than a device lie by rows on all.
+        """
+        key = f"{self.frozen_as}/{_known(split)}/{simulator_id or self.judge}"
+        frozen = self._data("references.npz")
+        if key not in frozen:
+            known = [k.rsplit("/", 1)[1] for k in frozen if k.startswith(f"{self.frozen_as}/{split}/")]
+            raise UnknownName(f"simulator with a random reference on {self.key}", simulator_id or self.judge, known)
+        return frozen[key]
+
+    def feature_scaling(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation (21,) of the training tables' features; deviations of zero are given as 1."""
+        mean, deviation = self._data("banks.npz")[f"{self.drawn_as}/scaling"]
+        return mean, deviation
+
+    def _data(self, name: str) -> Mapping[str, np.ndarray]:
+        return _archive(self.folder, name)
+
+
+def _known(split: str) -> str:
+    if split not in SPLITS:
+        raise UnknownName("split", split, SPLITS)
+    return split
+
+
+@cache
+def _archive(folder: str, name: str) -> Mapping[str, np.ndarray]:
+    """An archive of arrays; each is unpacked when asked for."""
+    content = ((Path(folder) if folder else files("shard_gym") / "data") / name).read_bytes()
+    return np.load(io.BytesIO(content), allow_pickle=False)
+
+
+@cache
+def _tasks(suite: Suite, split: str) -> tuple[Task, ...]:
+    bank = _archive(suite.folder, "banks.npz")
+    per_task_bytes = bank.get(f"{suite.frozen_as}/{split}/memory")
+    memory = np.array(suite.memory_gb) * GB
+    tasks = []
+    for i, tables in enumerate(_tables(suite, split)):
+        per_device = memory if per_task_bytes is None else per_task_bytes[i]
+        tasks.append(
+            Task(
+                tables,
+                memory=tuple(np.broadcast_to(per_device, suite.num_devices).astype(np.int64).tolist()),
+                objective=suite.objective,
+                speed=suite.speed,
+                links=suite.links,
+                optimizer=suite.optimizer,
+                accounting=suite.accounting,
+                splits_allowed=suite.splits_allowed,
+                name=f"{suite.key}/{split}/{i}",
+                kinds=suite.kinds,
+                residences=suite.residences,
+                host_memory=int(suite.host_memory_gb * GB),
+            )
+        )
+    return tuple(tasks)
+
+
+def _tables(suite: Suite, split: str) -> Iterator[TablePool]:
+    """The tables of each task: those of a pool, some columns wide, and with rows doubled so many times."""
+    bank, pool = _archive(suite.folder, "banks.npz"), load_metasyn(*suite.pools[SPLITS.index(split)])
+    ids, dims = (bank[f"{suite.drawn_as}/{split}/{column}"] for column in ("tables", "dims"))
+    doublings = bank.get(f"{suite.drawn_as}/{split}/doublings", np.zeros_like(ids))
+    for picked, dim, times in zip(ids, dims, doublings, strict=True):
+        used = picked != PADDING
+        tables = pool.take(picked[used]).with_(dim=dim[used], dtype=(suite.dtype,) * int(used.sum()))
+        yield with_doubled_rows(tables, times[used]) if times.any() else tables
+
+
+def with_doubled_rows(tables: TablePool, times: np.ndarray) -> TablePool:
+    """Tables with rows doubled so many times, (N,), up to `MOST_ROWS`; what is looked up stays."""
+    return tables.with_(rows=np.minimum(tables.rows << times.astype(np.int64), MOST_ROWS))
