@@ -1,7 +1,9 @@
 """Environments of all kinds of sharding: actions, masks and plans by hand, then what holds of every task."""
 
 import copy
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -263,6 +265,16 @@ def test_ahead_is_what_the_costs_become():
 @pytest.mark.parametrize("observation", OBSERVATIONS)
 def test_gymnasium_finds_nothing_wrong(observation):
     check_env(env_of(one_table(), observation=observation), skip_render_check=True)
+
+
+def test_the_page_is_true():
+    page = (Path(__file__).parents[1] / "docs" / "environment.md").read_text()
+    block = next(b for b in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL) if "a cache of a tenth" in b)
+    names: dict[str, object] = {}
+    exec(block, names)
+    plan = names["env"].plan
+    assert (plan.kind, plan.residence, plan.share) == (("rw", "twrw", "dp"), ("cached", "hbm", "hbm"), (0.1, 1, 1))
+    assert names["info"]["feasible"]
 
 
 def test_what_cannot_be_played_is_refused():

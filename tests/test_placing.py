@@ -291,24 +291,6 @@ def test_one_plan_in_plain_numbers_is_that_of_plain_python(task, ruled, random):
         assert_alike(many, [oracle])
 
 
-def test_an_option_may_have_several_devices():
-    """A table of 4 whole on one of two devices, or 2 on the first and 1 on the second."""
-    task = task_of([4, 1], [4, 4])
-    options = replace(
-        Options.of(task),
-        size=np.array([[4, 2, 1, 0], [1, 1, 1, 0]]) * 1000,
-        vector=np.array([[4.0, 2, 1, 0], [1, 1, 1, 0]])[..., None],
-        device=np.array([[0, 1, 0], [0, 0, 1]]),
-        shard=np.array([[0, 0, 1], [3, 3, 2]]),
-    )
-    placing = Placing(options, 2, track=True)
-    assert placing.legal(0).tolist() == [[True, True, True]] * 2
-    placing.place(0, np.array([2, 0]))
-    assert placing.free.tolist() == [[2000, 3000], [0, 4000]]
-    assert placing.sums[..., 0].tolist() == [[2, 1], [4, 0]]
-    assert placing.legal(1).tolist() == [[True, True, True], [False, True, False]]
-
-
 def test_tasks_side_by_side_keep_to_their_own_constraints():
     tasks = [
         task_of([1, 1], [9, 9], apart=[(0, 1)]),

@@ -20,6 +20,7 @@ from shard_gym.plan.forms import beyond_columns
 from shard_gym.plan.nodes import Nodes
 from shard_gym.plan.ways import Actions
 from shard_gym.simulators import Simulator
+from shard_gym.simulators.collectives import mixed
 from shard_gym.tables.pool import FEATURES
 from shard_gym.task import suites
 from shard_gym.task.suites import SPLITS, Suite
@@ -65,7 +66,7 @@ class Bank:
     def refuse_other_actions(self, task: Task) -> None:
         """Refuse a task that has not the actions of the bank's."""
         first = self.tasks[0]
-        if beyond_columns(task) != self.kinds:
+        if (beyond_columns(task), mixed(task)) != (self.kinds, mixed(first)):
             raise InvalidTask(
                 "tasks of one environment have the same actions: all may be sharded by more than columns (kinds, "
                 "residences), or none"

@@ -1,31 +1,36 @@
 """An episode as a picture: what every device costs and holds, the next table, and what is left.
 
 The same state gives the same pixels. Scales belong to the task, not to the moment, so that a video does not jump.
-pygame is an extra, imported when first needed.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from types import ModuleType
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shard_gym.envs.canvas import (
+    BLACK,
+    DARK_BLUE,
+    GREEN,
+    GREY,
+    LIGHT_BLUE,
+    ORANGE,
+    PALE,
+    RED,
+    WHITE,
+    YELLOW,
+    Box,
+    Canvas,
+    Colour,
+)
 from shard_gym.envs.episodes import Prepared
 from shard_gym.envs.render import Waiting, in_units, unit_of, waiting
 from shard_gym.envs.rewards import outcome
 from shard_gym.envs.states import State
-from shard_gym.errors import MissingDependency, ShardGymError
 from shard_gym.simulators import Latency
 from shard_gym.tables.pool import NUM_BINS
-
-if TYPE_CHECKING:
-    import pygame
-
-Colour = tuple[int, int, int]
-Box = tuple[int, int, int, int]  # left, top, right, bottom, in pixels from the top left corner
 
 HEIGHT, NARROWEST, WIDEST = 544, 640, 1920  # of the picture; its width is for the devices
 EDGE, LEFT = 16, 68  # where words and bars begin
@@ -33,16 +38,7 @@ SLOT = 7  # pixels for each of many devices
 CROSS = "\u00d7"
 ROOMY = 56  # pixels a device needs for a label of its own
 LARGE, MEDIUM, SMALL = 24, 16, 14  # letters
-STRIPE, DASH = 7, 6  # pixels from one stripe to the next, and of a dash
 
-WHITE: Colour = (255, 255, 255)
-BLACK: Colour = (20, 20, 20)
-GREY: Colour = (90, 90, 90)
-PALE: Colour = (228, 228, 228)
-RED: Colour = (165, 15, 30)
-GREEN: Colour = (0, 145, 105)
-# Okabe and Ito's, which the colour-blind can tell apart
-DARK_BLUE, LIGHT_BLUE, YELLOW, ORANGE = (0, 114, 178), (86, 180, 233), (240, 190, 60), (205, 90, 0)
 LEGEND: dict[str, dict[str, list[tuple[str, Colour]]]] = {  # parts of a device's cost in the order they run
     "kernel": {"forward": [("compute", DARK_BLUE)], "backward": [("compute", ORANGE)]},
     "iteration": {
@@ -50,6 +46,7 @@ LEGEND: dict[str, dict[str, list[tuple[str, Colour]]]] = {  # parts of a device'
         "backward": [("comm", YELLOW), ("compute", ORANGE)],
     },
 }
+CHOICES = (("columns", GREEN), ("hosts", ORANGE), ("rows", DARK_BLUE), ("copies", YELLOW))
 USE_LABELS = ("1", "4", "16", "64", "256", "1k", "4k", "", "more")  # of every other bin, its most uses
 
 
@@ -178,13 +175,17 @@ def _parts(latency: Latency, objective: str) -> list[tuple[np.ndarray, Colour]]:
         parts = [forward, backward]
     else:
         parts = [forward, forward.max() - forward, latency.forward_comm, latency.backward_comm, backward]
-    colours = [colour for phase in LEGEND[objective].values() for _, colour in phase]
+    colours = [colour for phase in _legend(objective).values() for _, colour in phase]
     return list(zip(parts, colours, strict=True))
+
+
+def _legend(objective: str) -> dict[str, list[tuple[str, Colour]]]:
+    return LEGEND["kernel" if objective == "kernel" else "iteration"]
 
 
 def _draw_legend(canvas: Canvas, objective: str) -> None:
     x, y = LEFT, 110
-    for direction, parts in LEGEND[objective].items():
+    for direction, parts in _legend(objective).items():
         x += 8 + canvas.text(direction, (x, y), SMALL)
         for name, colour in parts:
             canvas.box((x, y - 6, x + 12, y + 6), colour)
@@ -207,22 +208,40 @@ def _draw_memory(canvas: Canvas, state: State, coming: Waiting | None) -> None:
     unit, name = unit_of(max(memory))
     panel = Panel(canvas, 346, 416, 1.3 * max(memory), len(memory))
     each = f" ({memory[0] / unit:.3g} a device)" if len(set(memory)) == 1 else ""
-    canvas.text(f"memory, {name}{each}", (EDGE, 320), MEDIUM)
+    wide = canvas.text(f"memory, {name}{each}", (EDGE, 320), MEDIUM)
     panel.draw_scale(2, unit)
+    held = state.bytes_by_choice()
     for device, (free, capacity) in enumerate(zip(state.free, memory, strict=True)):
-        _draw_held(panel, device, capacity - free, capacity, coming is None or coming.size <= free)
+        fits = coming is None or coming.size <= free
+        _draw_held(panel, device, held[:, device], capacity, fits)
     panel.draw_numbers()
-    if over := sum(free < 0 for free in state.free):
-        right -= 16 + canvas.text(f"{over} over capacity", (right, 320), MEDIUM, RED, align=1.0)
-    if coming is not None and coming.size > min(state.free):
+    if over := sum(free < 0 for free in state.free) + sum(share < 0 for share in state.host_free()):
+        words = f"{over} over" + " capacity" * (len(held) == 1)  # kinds need the room
+        right -= 16 + canvas.text(words, (right, 320), MEDIUM, RED, align=1.0)
+    if len(held) > 1:
+        _draw_choices(canvas, (EDGE + wide + 16, 320))
+    elif coming is not None and coming.size > min(state.free):
         canvas.text(f"{CROSS} next table does not fit", (right, 320), MEDIUM, align=1.0)
 
 
-def _draw_held(panel: Panel, device: int, used: int, capacity: int, fits: bool) -> None:
-    """Draw what a device holds of its capacity, its excess, a label, a cross if the next table does not fit."""
+def _draw_choices(canvas: Canvas, at: tuple[int, int]) -> None:
+    """Draw which colour of memory is which kind of shards."""
+    x, y = at
+    for name, colour in CHOICES:
+        canvas.box((x, y - 6, x + 12, y + 6), colour)
+        x += 26 + canvas.text(name, (x + 16, y), SMALL)
+
+
+def _draw_held(panel: Panel, device: int, held: np.ndarray, capacity: int, fits: bool) -> None:
+    """Draw what a device holds of its capacity, by choices, its excess, a label, a cross if the next table does not
+    fit."""
     canvas, (left, brim, right, bottom) = panel.canvas, panel.bar(device, 0, capacity)
     canvas.box((left, brim, right, bottom), PALE)
-    canvas.box(panel.bar(device, 0, min(used, capacity)), GREEN)
+    below, used = 0, int(held.sum())
+    for size, (_, colour) in zip(held.tolist(), CHOICES, strict=False):
+        if size:
+            canvas.box(panel.bar(device, min(below, capacity), min(below + size, capacity)), colour)
+        below += size
     canvas.line((left, brim), (right - 1, brim), BLACK)
     top = brim
     if used > capacity:
@@ -279,116 +298,3 @@ def _draw_end(canvas: Canvas, state: State) -> None:
     if prepared.random_makespan:
         share = end.makespan / prepared.random_makespan
         canvas.text(f"its makespan is {share:.0%} of the mean random plan's", (EDGE, 516), MEDIUM)
-
-
-class Canvas:
-    """A white picture to draw on. All of it is made anew, so that nothing outlives a `pygame.quit()` by others."""
-
-    def __init__(self, width: int, height: int) -> None:
-        self.width, self.height = width, height
-        self._pygame = pygame = _pygame()
-        pygame.freetype.init()
-        self._font = pygame.freetype.Font(None)  # comes with pygame: the same letters on every machine
-        self.surface = pygame.Surface((width, height), depth=32)
-        self.surface.fill(WHITE)
-
-    def box(self, box: Box, colour: Colour, outline: bool = False) -> None:
-        """A filled rectangle, or its outline of one pixel."""
-        left, top, right, bottom = box
-        area = (left, top, right - left, bottom - top)
-        if outline:
-            self._pygame.draw.rect(self.surface, colour, area, 1)
-        else:
-            self.surface.fill(colour, area)
-
-    def stripes(self, box: Box, colour: Colour) -> None:
-        """Stripes that fall to the left, inside a rectangle."""
-        left, top, right, bottom = box
-        self.surface.set_clip((left, top, right - left, bottom - top))
-        rise = bottom - top
-        first = left - left % STRIPE + top % STRIPE  # stripes of neighbours line up
-        for x in range(first - STRIPE, right + rise + STRIPE, STRIPE):
-            self._pygame.draw.line(self.surface, colour, (x, top), (x - rise, bottom), 2)
-        self.surface.set_clip(None)
-
-    def line(self, start: tuple[int, int], end: tuple[int, int], colour: Colour) -> None:
-        self._pygame.draw.line(self.surface, colour, start, end)
-
-    def dashes(self, left: int, right: int, y: int, colour: Colour) -> None:
-        """A dashed line across."""
-        for x in range(left, right, 2 * DASH):
-            self.box((x, y, min(x + DASH, right), y + 2), colour)
-
-    def arrow(self, x: int, y: int, size: int, colour: Colour) -> None:
-        """A triangle that points up, its tip at (x, y)."""
-        self._pygame.draw.polygon(self.surface, colour, [(x, y), (x - size, y + size), (x + size, y + size)])
-
-    def cross(self, x: int, y: int, size: int, colour: Colour) -> None:
-        """Two short lines that cross at (x, y)."""
-        for way in (-size, size):
-            self._pygame.draw.line(self.surface, colour, (x - size, y - way), (x + size, y + way), 2)
-
-    def text(self, words: str, at: tuple[int, int], size: int, colour: Colour = BLACK, align: float = 0.0) -> int:
-        """Words around a height, with a part (`align`) of their width left of a point, on white. Returns the width."""
-        image, around = self._font.render(words, colour, size=size)
-        left, top = round(at[0] - align * around.width), at[1] + round(0.36 * size) - around.y
-        self.box((left - 3, top - 1, left + around.width + 3, top + around.height + 1), WHITE)
-        self.surface.blit(image, (left, top))
-        return around.width
-
-    def shortened(self, words: str, size: int, width: int) -> str:
-        """Words cut to a width."""
-        if self._font.get_rect(words, size=size).width <= width:
-            return words
-        words = words[: width // 3]  # no letter is narrower; a name may be very long
-        while words and self._font.get_rect(words + "…", size=size).width > width:
-            words = words[:-1]
-        return words + "…"
-
-    def pixels(self) -> np.ndarray:
-        """The picture, (height, width, 3) uint8."""
-        content = bytearray(self._pygame.image.tobytes(self.surface, "RGB"))
-        return np.frombuffer(content, np.uint8).reshape(self.height, self.width, 3)
-
-
-class Window:
-    """A window on the screen, which shows one canvas after the other at a steady pace. pygame has one a process."""
-
-    def __init__(self, title: str) -> None:
-        self._pygame, self._title = _pygame(), title
-        self._clock = self._pygame.time.Clock()
-
-    def show(self, canvas: Canvas, frames_per_second: float) -> None:
-        """Draw, and wait until it is time for the next picture."""
-        display, size = self._pygame.display, (canvas.width, canvas.height)
-        screen = display.get_surface() if display.get_init() else None
-        if screen is None or screen.get_size() != size:  # not open yet, or closed or taken by somebody else
-            screen = self._open(size)
-        screen.blit(canvas.surface, (0, 0))
-        self._pygame.event.pump()  # or the system takes the window for dead
-        display.flip()
-        self._clock.tick(frames_per_second)
-
-    def close(self) -> None:
-        """Take it off the screen."""
-        self._pygame.display.quit()
-
-    def _open(self, size: tuple[int, int]) -> pygame.Surface:
-        display = self._pygame.display
-        try:
-            display.init()
-            screen = display.set_mode(size)
-        except self._pygame.error as error:
-            hint = 'take render_mode="rgb_array", or set SDL_VIDEODRIVER=dummy'
-            raise ShardGymError(f"no window can be opened here ({error}): {hint}") from error
-        display.set_caption(self._title)
-        return screen
-
-
-def _pygame() -> ModuleType:
-    try:
-        import pygame
-        import pygame.freetype
-    except ImportError as error:
-        raise MissingDependency('pictures need pygame: pip install "shard-gym[render]"') from error
-    return pygame

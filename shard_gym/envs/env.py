@@ -13,7 +13,8 @@ from gymnasium import spaces
 from shard_gym import simulators
 from shard_gym.envs import rewards
 from shard_gym.envs.bank import Bank, Settings
-from shard_gym.envs.drawing import Window, picture
+from shard_gym.envs.canvas import Window
+from shard_gym.envs.drawing import picture
 from shard_gym.envs.episodes import ORDERS, Episode, hashed, shuffled, task_index
 from shard_gym.envs.kind_states import begun
 from shard_gym.envs.observations import OBSERVATIONS

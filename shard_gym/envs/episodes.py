@@ -74,6 +74,11 @@ class Prepared:
         """All actions: the devices, and one more to split where there are split actions."""
         return self.task.num_devices + self.split_action
 
+    @property
+    def one_step_a_table(self) -> bool:
+        """True if every step places a table."""
+        return not self.split_action and self.forms is None
+
     @cached_property
     def sizes(self) -> np.ndarray:
         """Bytes of a piece of each node on its device, (M,) int64."""

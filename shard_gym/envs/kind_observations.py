@@ -23,7 +23,7 @@ from shard_gym.task.task import Task
 KIND_WIDTH = WIDTH + EXTRA
 STATE = KIND_WIDTH + 7  # numbers of "flat" before those of devices and actions
 PER_DEVICE = 4  # numbers of "flat" for each device
-TABLES_AT_ONCE = 2**20  # numbers of sums decoded in one call where every action is tried in turn
+NUMBERS_AT_ONCE = 2**17  # numbers of sums decoded in one call where every action is tried in turn
 
 
 def table_space(prepared: Prepared, most: int) -> spaces.Box:
@@ -112,17 +112,22 @@ def costs_ahead(task: Task, simulator: Any, placing: Sharing, plans: np.ndarray,
     Where the task leaves no such choice, and in plans that are over, (b,), nothing is added.
     """
     assert isinstance(simulator, FastSimulator)
-    does, start = placing.actions.does[:-2], placing.actions.start[:-2]
-    device = np.arange(task.num_devices)
-    reached = (device >= start[:, None]) & (device < (start + placing.actions.reach[does])[:, None])  # (A, K)
+    does, used = placing.does[:-2], reached(placing.actions)[:-2]
     parts = placing.parts(plans)
-    cost, count = np.empty((len(plans), len(does))), max(1, TABLES_AT_ONCE // (len(does) * placing.sums[0].size))
+    cost, count = np.empty((len(plans), len(does))), max(1, NUMBERS_AT_ONCE // (len(does) * placing.sums[0].size))
     for at in range(0, len(plans), count):
         some = slice(at, at + count)
-        added = placing.ways.vector[parts[some][:, does]] * (reached[..., None] & ~over[some, None, None, None])
+        added = placing.ways.vector[parts[some][:, does]] * (used[..., None] & ~over[some, None, None, None])
         found = simulator.decode(task, placing.sums[plans[some], None] + added).cost(task.objective)  # (b, A, K)
-        cost[some] = np.where(reached, found, 0).max(axis=2)
+        cost[some] = np.where(used, found, 0).max(axis=2)
     return cost
+
+
+def reached(actions: Actions) -> np.ndarray:
+    """True for devices that each action puts something on, (A, K)."""
+    start, device = actions.start[:, None], np.arange(actions.devices)
+    used: np.ndarray = (device >= start) & (device < start + actions.reach[actions.does][:, None])
+    return used
 
 
 class NextPiece(NamedTuple):

@@ -91,7 +91,7 @@ class KindState(State):
         """Do with the next piece as told, or what `Sharing.settled` says instead."""
         table, placing = self.episode.nodes[self.position], self.placing
         settled = placing.settled(np.array([action]))
-        form, does, number = self.row, int(placing.actions.does[settled[0]]), int(settled[0])
+        form, does, number = self.row, int(placing.does[settled[0]]), int(settled[0])
         if does < HALVE:
             target = {DEVICE: number, HOST: number - placing.actions.devices}.get(does, 0)
             self.chosen.setdefault(table, (form, does, []))[2].append(target)
@@ -108,13 +108,30 @@ class KindState(State):
 
     def held(self) -> tuple[np.ndarray, np.ndarray]:
         """Form and device of each shard that is placed."""
-        host, k = self.placing.actions.per_host, self.episode.num_devices
         forms, devices = [], []
         for form, choice, targets in self.chosen.values():
-            span = {DEVICE: 1, HOST: host}.get(choice, k)
+            span = self.placing.actions.span(choice)
             devices += [d for target in targets for d in range(target * span, (target + 1) * span)]
             forms += [form] * (span * len(targets))
         return np.array(forms, np.int64), np.array(devices, np.int64)
+
+    def bytes_by_choice(self) -> np.ndarray:
+        """Bytes that each choice of sharding takes of each device, (4, K)."""
+        forms, k = self.prepared.forms, self.episode.num_devices
+        held = np.zeros((4, k), np.int64)
+        for form, choice, targets in self.chosen.values():
+            span = self.placing.actions.span(choice)
+            times = np.bincount(targets, minlength=k // span).repeat(span)
+            held[choice] += times * forms.part_size[0, forms.part_of(form, choice)]
+        return held
+
+    def host_free(self) -> list[float]:
+        """Share of its memory that each host has left; none where nothing is kept there."""
+        if not self.prepared.task.host_memory:
+            return []
+        by_host = self.placing.host[0].reshape(-1, self.placing.actions.per_host).min(axis=1)
+        shares: list[float] = (by_host / self.prepared.task.host_memory).tolist()
+        return shares
 
     def plan(self) -> Plan:
         """The plan so far; tables that are not placed are whole, or in the pieces that they are in by now."""

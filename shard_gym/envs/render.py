@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shard_gym.envs.kind_states import KindState
 from shard_gym.envs.states import State
 from shard_gym.memory.usage import piece_bytes
 from shard_gym.tables.pool import GB
@@ -33,6 +34,29 @@ def waiting(state: State) -> Waiting | None:
     """Tables still to be placed; None at the end."""
     if state.done:
         return None
+    return _piece_waiting(state) if isinstance(state, KindState) else _table_waiting(state)
+
+
+def _piece_waiting(state: KindState) -> Waiting:
+    p, row, table = state.prepared, state.row, state.episode.nodes[state.position]
+    tables, level = p.task.tables, int(p.forms.level[row])
+    residence, share = p.forms.residences[p.forms.residence[row]]
+    kept = {"hbm": "", "uvm": ", in uvm", "cached": f", {share:.0%} cached"}[residence]
+    later = p.sizes[state.episode.order[state.position + 1 :]].sum()
+    return Waiting(
+        name=("" if level == 0 else f"1/{2**level} of ") + tables.name[table] + kept,
+        rows=int(tables.rows[table]),
+        dim=int(tables.dim[table]) >> level,
+        pooling=float(tables.pooling[table]),
+        size=int(p.piece_sizes[row]),
+        alone=p.cost_alone(row),
+        shares=np.stack([tables.uses[table], tables.accesses[table]]),
+        count=state.num_pieces - state.num_placed,
+        total=int(later + p.sizes[table] * state.left // 2**level),
+    )
+
+
+def _table_waiting(state: State) -> Waiting:
     p, node = state.episode.prepared, int(state.episode.order[state.position])
     tables, level, plan = p.nodes.pieces.tables, int(p.nodes.level[node]), state.plan()
     left, (source, _, dim) = np.array(plan.device) < 0, p.task.pieces(plan.splits)
@@ -71,6 +95,8 @@ def describe(state: State) -> str:
         over = "  OVER" if free < 0 else ""
         line = f"{d:>6} {held.count(d):>6} {(memory - free) / GB:>8.3f} {memory / GB:>8.3f}"
         lines.append(f"{line}  {bar:<{_BAR}} {cost[d]:.3f}{over}")
+    for host, left in enumerate(state.host_free()):
+        lines.append(f"host {host}: {1 - left:.0%} of its memory used{'  OVER' if left < 0 else ''}")
     return "\n".join([*lines, _next_table(state)])
 
 

@@ -121,6 +121,14 @@ class State:
         placed = actions < self.episode.num_devices
         return nodes[placed], actions[placed]
 
+    def bytes_by_choice(self) -> np.ndarray:
+        """Bytes that each choice of sharding takes of each device, (1, K): all are whole tables or columns."""
+        return (self.episode.prepared.task.capacity - self.free)[None]
+
+    def host_free(self) -> list[float]:
+        """Share of its memory that each host has left; none where nothing is kept there."""
+        return []
+
     def plan(self) -> Plan:
         """The plan so far; the pieces of a node are taken first in, first out."""
         device: list[int] = [-1] * self.episode.prepared.task.num_tables

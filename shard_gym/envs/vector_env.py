@@ -26,8 +26,9 @@ from shard_gym.envs.vector.ends import (
     spread_out,
     told_where,
 )
-from shard_gym.envs.vector.shelf import Shelf
-from shard_gym.envs.vector.states import Record, States
+from shard_gym.envs.vector.kind_shelf import shelf_of
+from shard_gym.envs.vector.kind_states import states_of
+from shard_gym.envs.vector.states import Record
 from shard_gym.envs.vector.views import each, make_view
 from shard_gym.errors import InvalidTask, ShardGymError, UnknownName
 from shard_gym.records.numbers import whole
@@ -42,8 +43,8 @@ SPARE = 2**23
 _NONE = np.zeros(0, np.int64)
 _OF_STATE: dict[str, Callable[[State], Any]] = {
     "task": lambda state: state.episode.prepared.task,
-    "plan": State.plan,
-    "latency": State.latency,
+    "plan": lambda state: state.plan(),
+    "latency": lambda state: state.latency(),
 }
 _MASK = 2**64 - 1  # seeds are told apart by their last 64 bits
 
@@ -87,10 +88,10 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         self.render_mode, self.bank, self.simulator = env.render_mode, env.bank, env.simulator
         self.single_action_space, self.single_observation_space = env.action_space, env.observation_space
         self.num_actions = int(env.action_space.n)  # type: ignore[attr-defined]
-        self._dense, self._shelf = env.settings.paid.dense, Shelf(env.settings)
+        self._dense, self._shelf = env.settings.paid.dense, shelf_of(env.settings)
         summed = self._dense or self._shelf.full
         track = summed or env.bank.split_action or env.num_devices >= MANY_DEVICES
-        self._states = states = States(self._shelf, self.num_envs, track and self._shelf.width > 0)
+        self._states = states = states_of(self._shelf, self.num_envs, track and self._shelf.width > 0)
         self._costs = RunningCosts(self._shelf, states) if summed else None
         self._view = make_view(self._shelf, states, self._costs, copy)
         self._seeds, self._episodes = np.zeros((2, self.num_envs), np.uint64)

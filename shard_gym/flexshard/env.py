@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from shard_gym.envs.drawing import DARK_BLUE, GREY, LIGHT_BLUE, ORANGE, Canvas
+from shard_gym.envs.canvas import DARK_BLUE, GREY, LIGHT_BLUE, ORANGE, Canvas
 from shard_gym.envs.env import BadAction, NoEpisode
 from shard_gym.envs.episodes import task_index
 from shard_gym.errors import InvalidTask, UnknownName

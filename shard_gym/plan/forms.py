@@ -36,7 +36,13 @@ def blocks_of(devices: int, host: int) -> np.ndarray:
 
 def parts_at(part: np.ndarray, whole: np.ndarray, block: np.ndarray) -> np.ndarray:
     """The parts that blocks are: parts (..., 3) of pieces with so many full blocks (...), blocks (..., K)."""
-    return np.take_along_axis(part, np.clip(block - whole[..., None] + 1, 0, 2), axis=-1)
+    return np.take_along_axis(part, shape_of(block, np.asarray(whole)[..., None]), axis=-1)
+
+
+def shape_of(block: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """Shape of blocks of pieces with so many full ones: 0 a full one, 1 that of the rest, 2 an empty one."""
+    shape: np.ndarray = np.minimum(np.maximum(block - whole + 1, 0), 2)
+    return shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +112,10 @@ class Forms:
     def placed(self) -> np.ndarray:
         """The part that each choice puts on each device, (R, 4, K)."""
         return parts_at(self.part, self.whole, self.block)
+
+    def part_of(self, form: int, choice: int) -> np.ndarray:
+        """The part that a choice of a form puts on each device, (K,)."""
+        return parts_at(self.part[form, choice], self.whole[form, choice], self.block[choice])
 
     @cached_property
     def column(self) -> np.ndarray:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from shard_gym.plan.rules import Rules
+
+Rows: TypeAlias = int | np.ndarray
 
 
 class Asked(NamedTuple):
@@ -18,7 +20,7 @@ class Asked(NamedTuple):
 
 
 class Ruled(Protocol):
-    """What says which constraints hold."""
+    """Options of pieces, which say which constraints hold."""
 
     rules: Rules
     held: np.ndarray  # bytes of each table's group, by the rows of `rules`
@@ -26,7 +28,7 @@ class Ruled(Protocol):
 
 
 class Keeping:
-    """What constraints say of partial plans side by side, (B,), beside `Rules`, which hold for all of them."""
+    """State of constraints in partial plans side by side, (B,), beside `Rules`, which are the same for all of them."""
 
     def __init__(self, options: Ruled, count: int) -> None:
         k = options.capacity.shape[1]
@@ -64,7 +66,7 @@ class Keeping:
         seated = seat >= 0
         return np.where(seated, 2**62, room), asks, np.where(seated, seat == self._devices, allowed)
 
-    def keep(self, asked: Asked, device: np.ndarray, changed: np.ndarray | None = None) -> None:
+    def keep(self, asked: Asked, device: Rows, changed: np.ndarray | None = None) -> None:
         """Take in where whole pieces go; a group takes its room when the first of it is placed."""
         rules, (each, rule, asks) = self.options.rules, asked
         group, device = rules.group[rule], np.broadcast_to(device, each.shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
@@ -121,21 +120,18 @@ def halvings(task: Task, every: bool = False) -> np.ndarray:
 class Options:
     """Choices for pieces of tables, of one task or of several side by side; a row for each piece.
 
-    Option a puts shard `shard[i, a]` of a piece on `device[i, a]`, for each i; one with fewer shards than others
-    repeats its first device with an empty shard. Where these are None, option d puts the whole of a piece on device d.
-    Options after those change the piece, as halving does, and put nothing anywhere: `changes` says which a piece has.
+    Option d puts a piece on device d. Options after those change the piece, as halving does, and put nothing anywhere:
+    `changes` says which a piece has. (Where tables may be of all kinds of sharding, see `shard_gym.plan.ways`.)
     """
 
-    size: np.ndarray  # (R, C) bytes of each shard of a piece
-    vector: np.ndarray  # (R, C, H) what the shard adds to its device's sum
+    size: np.ndarray  # (R, 1) bytes of a piece
+    vector: np.ndarray  # (R, 1, H) what it adds to its device's sum
     table: np.ndarray  # (R,) whose constraints count; -1: no rule speaks of the piece
     changes: np.ndarray  # (R, X)
     tasks: list[Task]
     capacity: np.ndarray  # (T, K) bytes of each task's devices
     rules: Rules  # of all tasks
     held: np.ndarray  # bytes of each table's group, by the rows of `rules`
-    device: np.ndarray | None = None  # (M, A)
-    shard: np.ndarray | None = None  # (M, A)
 
     @classmethod
     def of(cls, task: Task, vector: np.ndarray | None = None, rules: Rules | None = None) -> Options:
@@ -170,11 +166,11 @@ class Options:
     @property
     def count(self) -> int:
         """Options that put a piece somewhere."""
-        return self.capacity.shape[1] if self.device is None else self.device.shape[1]
+        return self.capacity.shape[1]
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Bytes of the first shard of each piece."""
+        """Bytes of each piece."""
         return self.size[:, 0].tolist()
 
     @cached_property
@@ -184,18 +180,3 @@ class Options:
         for changes in self.changes:
             masks.setdefault(changes.tobytes(), np.append(np.ones(self.count, np.int8), changes.view(np.int8)))
         return [masks[changes.tobytes()] for changes in self.changes]
-
-    def taken(self, rows: Rows, options: Rows) -> Iterator[tuple[Rows, Rows]]:
-        """Each device that options put something on, and which of all shards."""
-        if self.device is None or self.shard is None:
-            yield options, rows
-            return
-        for device, shard in zip(self.device, self.shard, strict=True):
-            yield device.take(options), rows * self.size.shape[1] + shard.take(options)
-
-    def of_devices(self, values: np.ndarray, asked: np.ndarray) -> np.ndarray:
-        """True for options all of whose devices have as much, values (B, K), as is asked for, (B or 1, C): (B, A)."""
-        if self.device is None or self.shard is None:
-            return values >= asked
-        taken = zip(self.device, self.shard, strict=True)
-        return np.logical_and.reduce([values[:, device] >= asked[..., shard] for device, shard in taken])

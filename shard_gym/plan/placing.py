@@ -58,28 +58,24 @@ class Placing:
             changed = np.asarray(options >= o.count)
             options = np.where(changed, 0, options)
         if o.rules.binding:
-            device = next(o.taken(rows, options))[0]
-            self._kept.keep(self._asked(rows, self._each if of is None else of), device, changed)
-        free, self.touched = self.free.reshape(-1), []
-        for device, which in o.taken(rows, options):
-            at, size = first + device, o.size.take(which)
-            left = free.take(at) - (size if changed is None else np.where(changed, 0, size))
-            free[at] = left
-            if of is None:
-                np.minimum(self.least, left, out=self.least)
-            else:
-                self.least[of] = np.minimum(self.least[of], left)
-            sums = self._add(at, which, changed) if self.tracks else None
-            self.touched.append(Touched(at, left, sums))
+            self._kept.keep(self._asked(rows, self._each if of is None else of), options, changed)
+        free, at, size = self.free.reshape(-1), first + options, o.size.take(rows)
+        left = free.take(at) - (size if changed is None else np.where(changed, 0, size))
+        free[at] = left
+        if of is None:
+            np.minimum(self.least, left, out=self.least)
+        else:
+            self.least[of] = np.minimum(self.least[of], left)
+        self.touched = [Touched(at, left, self._add(at, rows, changed) if self.tracks else None)]
 
     def legal(self, rows: Rows, of: np.ndarray | None = None) -> np.ndarray:
         """Options that memory and constraints leave for a piece of each plan, (B, A + X) bool."""
         o = self.options
         if o.rules.binding:
             room, asked, allowed = self._kept.found(self._asked(rows, self._each if of is None else of))
-            found = o.of_devices(room, asked) & o.of_devices(allowed, np.ones((1, o.size.shape[1]), bool))
+            found = (room >= asked) & allowed
         else:
-            found = o.of_devices(self.free if of is None else self.free[of], o.size[rows])
+            found = (self.free if of is None else self.free[of]) >= o.size[rows]
         if not o.changes.shape[1]:
             return found
         legal = np.empty((len(found), o.count + o.changes.shape[1]), bool)
@@ -92,7 +88,7 @@ class Placing:
         masks = np.ones((len(rows), count + o.changes.shape[1]), np.int8)
         if o.changes.shape[1]:
             masks[:, count:] = o.changes[rows]
-        sure = not o.rules.binding and o.device is None  # where the smallest device has room
+        sure = not o.rules.binding  # where the smallest device has room
         close = np.flatnonzero(self.least < o.size.take(rows)) if sure else self._each
         if len(close):
             found = self.legal(rows[close], close)
@@ -143,10 +139,10 @@ class Placing:
         sums = self.sums.reshape(-1, self.sums.shape[2]).take(at, axis=0) if self.tracks else None
         return Touched(at, self.free.take(at), sums)
 
-    def _add(self, at: np.ndarray, which: Rows, changed: np.ndarray | None) -> np.ndarray:
-        """Add shards to the sums of devices; the new sums."""
+    def _add(self, at: np.ndarray, rows: Rows, changed: np.ndarray | None) -> np.ndarray:
+        """Add pieces to the sums of devices; the new sums."""
         width = self.sums.shape[2]
-        sums, added = self.sums.reshape(-1, width), self.options.vector.reshape(-1, width).take(which, axis=0)
+        sums, added = self.sums.reshape(-1, width), self.options.vector.reshape(-1, width).take(rows, axis=0)
         before = sums.take(at, axis=0)
         after = before + added
         if changed is not None:
@@ -155,7 +151,7 @@ class Placing:
         return after
 
     def _asked(self, rows: Rows, each: np.ndarray) -> Asked:
-        """What constraints are asked: a piece of each of these plans."""
+        """Question for constraints: a piece of each of these plans."""
         o = self.options
         size = np.repeat(o.size[None, rows], len(each), axis=0) if np.ndim(rows) == 0 else o.size[rows]
         return Asked(each, o.rules.row(self.task[each], o.table[rows]), size)
@@ -224,8 +220,7 @@ class One:
 
 def one(options: Options, track: bool = False) -> One | Placing:
     """Begin one plan, the faster way if there is no rule."""
-    plain = options.device is None and not options.rules.binding
-    return One(options, track) if plain else Placing(options, track=track)
+    return Placing(options, track=track) if options.rules.binding else One(options, track)
 
 
 def any_true(rows: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shard_gym.plan.forms import DEVICE, HOST, parts_at
+from shard_gym.plan.forms import DEVICE, HOST, shape_of
 from shard_gym.plan.keeping import Asked, Keeping
 from shard_gym.plan.ways import CACHE, HALVE, Ways
 
@@ -21,9 +21,9 @@ class Sharing:
     def __init__(self, ways: Ways, count: int = 1) -> None:
         k = ways.capacity.shape[1]
         self.ways, self.actions = ways, ways.actions
-        self._does, self._start = self.actions.does, self.actions.start
+        self.does, self._start = self.actions.does, self.actions.start
         self._reach, self._block = self.actions.reach, self.actions.block
-        self._each = np.arange(count)
+        self._of_choice, self._each = 3 * np.arange(4)[:, None], np.arange(count)
         self.task = np.zeros(count, np.int64)
         self.row = np.zeros(count, np.int64)  # form of the next piece
         self.stage = np.zeros(count, np.int64)  # ANY before the first piece of a table
@@ -48,13 +48,13 @@ class Sharing:
         self.row[of], self.stage[of], self.left[of] = rows, ANY, 1
 
     def settled(self, actions: np.ndarray) -> np.ndarray:
-        """What is done in place of each action, (B,): itself where it can be done, whether or not there is room.
+        """Actions done in place of these, (B,): each itself where it can be done, whether or not there is room.
 
         Else the piece goes to the device with most bytes left; where it may not go to one device, to the host that has
         most on its fullest device, over all rows, or to copies; and where it may go nowhere, it is changed.
         """
-        may, first = self._may(), self._first_placing()
-        odd = np.flatnonzero(~may[self._each, self._does[actions]])
+        may = self._may()
+        odd = np.flatnonzero(~may[self._each, self.does[actions]])
         if not len(odd):
             return actions
         hosts = self.actions.hosts
@@ -65,41 +65,43 @@ class Sharing:
         if hosts:
             target[HOST] = free.reshape(len(odd), hosts, -1).min(axis=2).argmax(axis=1)
         settled = actions.copy()
-        settled[odd] = first[does] + target[does, np.arange(len(odd))]
+        settled[odd] = self._first_placing()[does] + target[does, np.arange(len(odd))]
         return settled
 
     def place(self, actions: np.ndarray) -> np.ndarray:
         """Do with each next piece as told; True where it was its table's last, (B,). Actions are `settled` ones."""
-        does = self._does[actions]
+        does = self.does[actions]
         changed = does >= HALVE
         if self.ways.rules.binding:
             self._keep(actions, np.flatnonzero(~changed))
         self._put(actions, does)
         self.left = np.where(does == HALVE, 2 * self.left, self.left - ~changed)
         self.stage = np.where(changed, self.stage, does + 1)
-        self.row = self.row + np.select([does == HALVE, does == CACHE], [self.ways.further[self.row], 1])
+        self.row = self.row + np.where(does == HALVE, self.ways.further.take(self.row), does == CACHE)
         return self.left == 0
 
     def masks(self) -> np.ndarray:
         """Legal actions, int8 (B, A); where a piece may go nowhere, its changes or, if it has none, all it could do."""
         may, devices, count = self._may(), self.actions.devices, self.actions.placing
-        masks = may[:, self._does].astype(np.int8)
+        masks = may.view(np.int8).take(self.does, axis=1)
         fits = self._fits()  # (B, 4, K)
         masks[:, :devices] &= fits[:, DEVICE]
-        by_host = fits[:, HOST].reshape(len(fits), -1, self.actions.per_host).all(axis=2)
+        by_host: np.ndarray = np.all(fits[:, HOST].reshape(len(fits), -1, self.actions.per_host), axis=2)
         masks[:, devices : count - 2] &= by_host[:, : self.actions.hosts]
         masks[:, count - 2 : count] &= fits[:, 2:].all(axis=2)
         nowhere = np.flatnonzero(~masks.any(axis=1))
-        masks[nowhere] = may[nowhere][:, self._does]
+        masks[nowhere] = may[nowhere][:, self.does]
         return masks
 
     def parts(self, plans: np.ndarray) -> np.ndarray:
         """The part of the next piece that each choice puts on each device, of some plans, (b, 4, K)."""
-        rows = self.row[plans]
-        return parts_at(self.ways.part[rows], self.ways.whole[rows], self._block)
+        rows = self.row.take(plans)
+        shape = shape_of(self._block, self.ways.whole.take(rows, axis=0)[..., None])
+        shape += 12 * rows[:, None, None] + self._of_choice
+        return self.ways.part.take(shape)
 
     def _may(self) -> np.ndarray:
-        return self.ways.may[self.row] & _OPEN[self.stage]
+        return self.ways.may.take(self.row, axis=0) & _OPEN.take(self.stage, axis=0)
 
     def _first_placing(self) -> np.ndarray:
         """The first action of each choice, HALVE and CACHE."""
@@ -122,16 +124,16 @@ class Sharing:
     def _put(self, actions: np.ndarray, does: np.ndarray) -> None:
         """Take bytes from the devices of each plan's action, and add what goes there to their sums."""
         ways, reach, width = self.ways, self._reach[does], self.sums.shape[2]
-        plan, choice = np.repeat(self._each, reach), np.minimum(does, HALVE - 1)
-        offset = np.arange(len(plan)) - np.repeat(np.cumsum(reach) - reach, reach)
-        device = self._start[actions][plan] + offset
-        block = self._block[choice[plan], device]
-        full = ways.whole[self.row, choice][plan]
-        part = ways.part[self.row[plan], choice[plan], np.clip(block - full + 1, 0, 2)]
-        at = plan * self.free.shape[1] + device
-        self.free.reshape(-1)[at] -= ways.size[0][part]
-        self.host.reshape(-1)[at] -= ways.size[1][part]
-        self.sums.reshape(-1, width)[at] += ways.vector[part]
+        plan, k = self._each.repeat(reach), self.free.shape[1]
+        first = self._start.take(actions) - (np.cumsum(reach) - reach)  # less what plans before it have
+        device = first.take(plan) + np.arange(len(plan))
+        of = 4 * self.row + np.minimum(does, HALVE - 1)  # the form's choice
+        block = self._block.take(k * does.take(plan) + device)
+        part = ways.part.take((3 * of).take(plan) + shape_of(block, ways.whole.take(of).take(plan)))
+        at = plan * k + device
+        self.free.reshape(-1)[at] -= ways.size[0].take(part)
+        self.host.reshape(-1)[at] -= ways.size[1].take(part)
+        self.sums.reshape(-1, width)[at] += ways.vector.take(part, axis=0)
         self.least = np.minimum(self.free.min(axis=1), self.host.min(axis=1))
         if ways.rules.binding:
             free_of_rules = ways.table[self.row[plan]] < 0

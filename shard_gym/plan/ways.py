@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
 
 import numpy as np
 
@@ -17,7 +17,8 @@ MOST_CHANGES = 3  # of a table
 MOST_STEPS = MOST_CHANGES + 2**MOST_CHANGES  # of a table: it is halved, and its pieces are placed one by one
 
 
-class Actions(NamedTuple):
+@dataclass(frozen=True)
+class Actions:
     """Actions of tasks with so many devices and hosts: each device, each host, all rows, copies, halve, cache."""
 
     devices: int
@@ -29,38 +30,42 @@ class Actions(NamedTuple):
         group = 0 if task.links is None else task.links.group
         return cls(task.num_devices, task.num_devices // group if group and task.num_devices % group == 0 else 0)
 
-    @property
+    @cached_property
     def placing(self) -> int:
         """Actions that place a piece."""
         return self.devices + self.hosts + 2
 
-    @property
+    @cached_property
     def count(self) -> int:
         """All actions."""
         return self.placing + 2
 
-    @property
+    @cached_property
     def per_host(self) -> int:
         """Devices of a host."""
         return self.devices // (self.hosts or 1)
 
-    @property
+    @cached_property
     def does(self) -> np.ndarray:
         """Choice of each action, or HALVE, or CACHE, (A,)."""
         each = (self.devices, self.hosts, 1, 1, 1, 1)
         return np.repeat([DEVICE, HOST, ALL, COPY, HALVE, CACHE], each)
 
-    @property
+    @cached_property
     def start(self) -> np.ndarray:
         """First device that each action puts something on, (A,)."""
         return np.concatenate([np.arange(self.devices), self.per_host * np.arange(self.hosts), np.zeros(4, np.int64)])
 
-    @property
+    @cached_property
     def reach(self) -> np.ndarray:
         """Devices that each choice puts something on, and changes, (6,)."""
-        return np.array([1, self.per_host, self.devices, self.devices, 0, 0])
+        return np.array([*map(self.span, range(4)), 0, 0])
 
-    @property
+    def span(self, choice: int) -> int:
+        """Devices that a choice puts something on."""
+        return {DEVICE: 1, HOST: self.per_host}.get(choice, self.devices)
+
+    @cached_property
     def block(self) -> np.ndarray:
         """The block that each choice puts on each device, (4, K)."""
         return blocks_of(self.devices, self.per_host)
@@ -144,7 +149,8 @@ def _changes(forms: Forms, may: np.ndarray, ruled: np.ndarray) -> np.ndarray:
     moved = fewer & (forms.residence + 1 < len(forms.residences)) & ~ruled
     row, last = np.arange(len(may)), len(may) - 1
     after = np.stack([np.minimum(row + len(forms.residences), last), np.minimum(row + 1, last)], axis=1)
-    leads, open_ = may.any(axis=1), np.stack([halved, moved], axis=1)
+    leads: np.ndarray = np.any(may, axis=1)
+    allowed = np.stack([halved, moved], axis=1)
     for _ in range(MOST_CHANGES):
-        leads = leads | (open_ & leads[after]).any(axis=1)
-    return open_ & leads[after]
+        leads = leads | np.any(allowed & leads[after], axis=1)
+    return allowed & leads[after]

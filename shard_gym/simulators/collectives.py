@@ -26,6 +26,7 @@ HOST_LINK = 0.8 * 31.5e6  # bytes a millisecond where nobody tells: 16 lanes of 
 LENGTH_BYTES = 4  # of the number of ids in a bag
 POOLED_BYTES = 4  # of a pooled number: fp32
 MIB = 2.0**20  # columns of bytes are in MiB: their grain is 64 bytes
+MIB_BATCH = 2**20 // POOLED_BYTES  # samples of which a column is one MiB
 # Columns: of pooled rows, by collective; then MiB of copied tables, of ids, and to and from the host's memory.
 ROWS, HOST_ROWS, COPIES, IDS, FETCHED, UPDATED = range(6)
 
@@ -76,7 +77,7 @@ def comm_ms(links: Links, batch: int, columns: np.ndarray, moved: np.ndarray) ->
     rows, in_host = moved[..., ROWS] * pooled, moved[..., HOST_ROWS] * pooled
     both = _exchanged(links, columns, batch) + links.ring_ms(rows)
     both += links.rings_in_groups_ms(in_host) + links.between_groups_ms(in_host)
-    ids = _exchanged(links, moved[..., IDS] * (MIB / pooled), batch)
+    ids = _exchanged(links, moved[..., IDS], MIB_BATCH)  # summed in MiB, which is exact in any order
     return both + ids, both + 2 * links.ring_ms(moved[..., COPIES] * MIB)
 
 

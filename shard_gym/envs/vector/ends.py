@@ -12,6 +12,7 @@ import numpy as np
 from shard_gym.envs.rewards import NUMBERS
 from shard_gym.envs.vector.shelf import Shelf
 from shard_gym.envs.vector.states import Record, States
+from shard_gym.plan.forms import beyond_columns
 from shard_gym.plan.violations import broken_constraints
 from shard_gym.simulators import FastSimulator, Latency
 from shard_gym.simulators.base import costs_with
@@ -29,7 +30,7 @@ def latencies(shelf: Shelf, states: States, envs: np.ndarray) -> tuple[Latency, 
     simulator = shelf.settings.simulator
     if isinstance(simulator, FastSimulator):
         sums = states.device_sums(envs)
-        parts = [(p, t, simulator.decode(t, sums[p])) for p, t in _alike(shelf, states.slot[envs])]
+        parts = [(p, t, simulator.decode(t, sums[p])) for p, t in alike(shelf, states.slot[envs])]
         return _together(parts, len(envs))
     parts = []
     if states.pieces is None:
@@ -47,7 +48,7 @@ def latencies(shelf: Shelf, states: States, envs: np.ndarray) -> tuple[Latency, 
 Part = slice | np.ndarray
 
 
-def _alike(shelf: Shelf, slots: np.ndarray) -> Iterator[tuple[Part, Task]]:
+def alike(shelf: Shelf, slots: np.ndarray) -> Iterator[tuple[Part, Task]]:
     """Episodes that a simulator decodes in one call, and one of their tasks."""
     if len(shelf.groups) == 1:
         yield slice(None), shelf.groups[0]
@@ -101,7 +102,7 @@ class RunningCosts:
             return
         placing = states.placing
         self.all_changed = not all(_devices_apart(task) for task in self.shelf.groups)
-        for part, task in _alike(self.shelf, states.slot):
+        for part, task in alike(self.shelf, states.slot):
             if not _devices_apart(task):
                 self.cost[part] = simulator.decode(task, placing.sums[part]).cost(task.objective)
                 continue
@@ -117,13 +118,13 @@ def costs_ahead(shelf: Shelf, states: States) -> np.ndarray:
     pieces = shelf.options.vector[states.row, 0]  # zeros at ends
     assert isinstance(simulator, FastSimulator)
     cost = np.empty(placing.free.shape)
-    for part, task in _alike(shelf, states.slot):
+    for part, task in alike(shelf, states.slot):
         cost[part] = costs_with(task, simulator, placing.sums[part], pieces[part])
     return cost
 
 
 def _devices_apart(task: Task) -> bool:
-    return task.objective == "kernel" and len(set(task.speed)) == 1
+    return task.objective == "kernel" and len(set(task.speed)) == 1 and not beyond_columns(task)
 
 
 def _dealt(shards: np.ndarray, devices: int) -> np.ndarray:
@@ -188,10 +189,8 @@ def end_rewards(shelf: Shelf, states: States, ends: Ends) -> np.ndarray:
 
 
 def _excess(shelf: Shelf, states: States, envs: np.ndarray, record: Record) -> np.ndarray:
-    """Excess of bytes, by the formula of `rewards.outcome`."""
-    excess, over = np.zeros(len(envs)), np.flatnonzero(states.placing.least[envs] < 0)
-    free, capacity = states.placing.free[envs[over]], shelf.options.capacity[states.slot[envs[over]]]
-    excess[over] = (-free / capacity).max(axis=1)
+    """Excess of bytes, and one for each broken constraint."""
+    excess = states.excess(envs)
     for i in range(len(envs)) if shelf.options.rules.binding else ():
         excess[i] += len(broken_constraints(record.episode(i).prepared.task, record.plan(i)))
     return excess

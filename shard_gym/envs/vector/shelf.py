@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from shard_gym.envs.bank import Settings
-from shard_gym.envs.episodes import Episode
+from shard_gym.envs.episodes import Episode, Prepared
 from shard_gym.envs.observations import WIDTH
 from shard_gym.plan.nodes import Nodes, Options
 from shard_gym.plan.rules import Rules
@@ -27,6 +27,7 @@ class Rows:
     table: np.ndarray  # (R,) int64 the node's table; at the end the number of tables
     whole: np.ndarray  # (R,) int8, 1 where a table waits when the episode begins, and at the end
     halves: np.ndarray  # (R,) int64 position where the halves of a piece wait; -1: it must not be split
+    form: np.ndarray  # (R,) int64 row of the table's first form, where tables are of all kinds; of any at the end
     # for "full", "ahead" and "flat" only:
     amounts: np.ndarray  # (R, 4) what a piece counts for in what remains
     alone: np.ndarray  # (R,) single cost, ms
@@ -90,7 +91,7 @@ class Shelf:
         self.width = 0 if embedding is None else embedding.shape[1]
         all_nodes = [Nodes.of(task, bank.split_action) for task in bank.tasks]
         self.most_positions = max(len(nodes) for nodes in all_nodes)
-        self.most_steps = max(steps(nodes) for nodes in all_nodes)
+        self.most_steps = max(self.steps(nodes) for nodes in all_nodes)
         self.rows = self._empty_rows(sum(len(nodes) + 1 for nodes in all_nodes))
         self.slots = self._empty_slots(len(all_nodes))
         self.options = self._empty_options(bank.tasks)
@@ -127,9 +128,8 @@ class Shelf:
         if slot == self.num_slots:
             self.num_slots += 1
             self.slots = grown(self.slots, slot + 1) if slot >= len(self.slots.room) else self.slots
-            self.options.tasks.append(task)
-            self.options.capacity = np.append(self.options.capacity, task.capacity[None], axis=0)
-        self.options.tasks[slot], self.options.capacity[slot] = task, task.capacity
+            self._add_task(task)
+        self._set_task(slot, task)
         self._put(slot, self.settings.episode(task, None))
         self._set_rules()
         return slot
@@ -143,8 +143,9 @@ class Shelf:
             self._used += length + 1
         slots.episode[slot], task = episode, p.task
         self.most_positions = max(self.most_positions, length)
-        self.most_steps = max(self.most_steps, steps(p.nodes))
+        self.most_steps = max(self.most_steps, self.steps(p.nodes))
         self._put_rows(slice(int(slots.start[slot]), int(slots.start[slot]) + length + 1), episode)
+        self._put_options(slot, episode)
         slots.length[slot], slots.tables[slot] = length, task.num_tables
         slots.group[slot], slots.hash[slot] = self._group(task), task.hash
         slots.largest[slot], slots.speed[slot] = max(task.memory), p.speed
@@ -154,13 +155,32 @@ class Shelf:
             slots.even_share[slot], slots.total_cost[slot] = p.even_share, p.total_cost
             slots.total[slot] = episode.total
 
+    def steps(self, nodes: Nodes) -> int:
+        """The most steps of an episode: every piece that there can be is split or placed once."""
+        return int((1 << nodes.level).sum())
+
+    def _add_task(self, task: Task) -> None:
+        """Make room for one more task."""
+        self.options.tasks.append(task)
+        self.options.capacity = np.append(self.options.capacity, task.capacity[None], axis=0)
+
+    def _set_task(self, slot: int, task: Task) -> None:
+        self.options.tasks[slot], self.options.capacity[slot] = task, task.capacity
+
+    def _put_options(self, slot: int, episode: Episode) -> None:
+        """Put the options of an episode's pieces to their rows."""
+        options, new, order = self.options, episode.prepared.options, episode.order
+        start = int(self.slots.start[slot])
+        end = start + len(order)
+        body = slice(start, end)
+        options.size[body], options.size[end] = new.size[order], ANYWHERE
+        options.vector[body], options.vector[end] = new.vector[order], 0
+        options.table[body], options.table[end] = new.table[order], -1
+        options.changes[body], options.changes[end] = new.changes[order], False
+
     def _put_rows(self, block: slice, episode: Episode) -> None:
-        p, order, rows, options = episode.prepared, episode.order, self.rows, self.options
+        p, order, rows = episode.prepared, episode.order, self.rows
         body, end = slice(block.start, block.stop - 1), block.stop - 1
-        options.size[body], options.size[end] = p.options.size[order], ANYWHERE
-        options.vector[body], options.vector[end] = p.options.vector[order], 0
-        options.table[body], options.table[end] = p.options.table[order], -1
-        options.changes[body], options.changes[end] = p.options.changes[order], False
         rows.shown[block] = episode.rows
         rows.node[body], rows.node[end] = order, len(order)
         rows.table[body], rows.table[end] = p.nodes.table[order], p.task.num_tables
@@ -185,9 +205,12 @@ class Shelf:
 
     def _grow(self, length: int) -> None:
         """Make room for so many rows, and for some more."""
-        self.rows, options = grown(self.rows, length), self.options
+        self.rows = grown(self.rows, length)
+        self._grow_options(len(self.rows.node))
+
+    def _grow_options(self, length: int) -> None:
         for name in ("size", "vector", "table", "changes"):
-            setattr(options, name, lengthened(getattr(options, name), len(self.rows.node)))
+            setattr(self.options, name, lengthened(getattr(self.options, name), length))
 
     def _set_rules(self) -> None:
         """Take up the constraints of all tasks, if any has some."""
@@ -198,16 +221,17 @@ class Shelf:
             for slot in np.flatnonzero(self.slots.room).tolist():
                 self._hold(slot)
 
+    def held(self, prepared: Prepared) -> np.ndarray:
+        """Bytes of each table's group, by the rows of its rules."""
+        return prepared.options.held
+
     def _hold(self, slot: int) -> None:
-        first, held = self.options.rules.first, self.slots.episode[slot].prepared.options.held
+        first, held = self.options.rules.first, self.held(self.slots.episode[slot].prepared)
         self.options.held[first[slot] : first[slot + 1]] = held[:-1]
 
     def _empty_options(self, tasks: Sequence[Task]) -> Options:
         """Options with as many rows as `rows`, and the tasks' constraints if any has some."""
-        count = len(self.rows.node)
-        each = [Rules.of(task) for task in tasks if task.constraints != Constraints()]
-        binding = any(rules.binding for rules in each)
-        rules = Rules.side_by_side([Rules.of(task) for task in tasks]) if binding else Rules.of(tasks[0])
+        count, rules = len(self.rows.node), rules_of(tasks)
         return Options(
             size=np.zeros((count, 1), np.int64),
             vector=np.zeros((count, 1, self.width)),
@@ -227,6 +251,7 @@ class Shelf:
             table=np.zeros(count, np.int64),
             whole=np.zeros(count, np.int8),
             halves=np.zeros(count, np.int64),
+            form=np.zeros(count, np.int64),
             amounts=np.zeros((few, 4)),
             alone=np.zeros(few),
             remaining=np.zeros((few, 5), np.float32),
@@ -255,9 +280,11 @@ class Shelf:
         )
 
 
-def steps(nodes: Nodes) -> int:
-    """The most steps of an episode: every piece that there can be is split or placed once."""
-    return int((1 << nodes.level).sum())
+def rules_of(tasks: Sequence[Task]) -> Rules:
+    """The rules of all tasks, or of the first one if none has any that bind."""
+    each = [Rules.of(task) for task in tasks if task.constraints != Constraints()]
+    binding = any(rules.binding for rules in each)
+    return Rules.side_by_side([Rules.of(task) for task in tasks]) if binding else Rules.of(tasks[0])
 
 
 def decoded_alike(task: Task, other: Task) -> bool:
@@ -265,5 +292,5 @@ def decoded_alike(task: Task, other: Task) -> bool:
 
     Tables, memory and constraints are not asked: what they have to do with costs is in the embeddings.
     """
-    same = ("objective", "batch", "speed", "links", "optimizer", "accounting")
+    same = ("objective", "batch", "speed", "links", "optimizer", "accounting", "kinds", "residences", "host_link")
     return all(getattr(task, name) == getattr(other, name) for name in same)

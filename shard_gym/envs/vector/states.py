@@ -25,8 +25,8 @@ class States:
 
     def __init__(self, shelf: Shelf, num_envs: int, track: bool) -> None:
         n, k = num_envs, shelf.num_devices
-        self.shelf, self.num_devices = shelf, k
-        self.placing = Placing(shelf.options, n, track)
+        self.shelf, self.num_envs, self.num_devices = shelf, n, k
+        self.placing = self._placing(track)
         self.slot = np.zeros(n, np.int64)
         self.first = np.zeros(n, np.int64)  # where the positions of its queue begin, among all rows or orders
         self.position = np.zeros(n, np.int64)
@@ -34,11 +34,21 @@ class States:
         self.at = np.zeros(n, np.int64)  # first + position
         self.row = self.at  # of what waits, on the shelf
         self.last_row, self.last_actions = self.row, self.row  # of the step before
-        self.log = np.zeros((n, 0), np.uint8 if k < 256 else np.uint16)  # action of each step
+        self.log = np.zeros(
+            (n, 0), np.uint8 if shelf.settings.bank.num_actions <= 256 else np.uint16
+        )  # action of each step
         self.orders = Orders(shelf, n) if shelf.settings.order == "random" else None
         self.pieces = Pieces(shelf, n) if shelf.settings.bank.split_action else None
         self._log = np.zeros(n, np.int64)
         self.widen()
+
+    def _placing(self, track: bool) -> Placing:
+        return Placing(self.shelf.options, self.num_envs, track)
+
+    @property
+    def steps(self) -> np.ndarray:
+        """Steps of each episode so far, (n,)."""
+        return self.position if self.pieces is None else self.pieces.steps
 
     def widen(self) -> None:
         """Make room for the longest queue on the shelf."""
@@ -113,7 +123,7 @@ class States:
 
     def final_masks(self, count: int) -> np.ndarray:
         """Masks of so many episodes that are over: every device, no split."""
-        masks = np.ones((count, self.num_devices + (self.pieces is not None)), np.int8)
+        masks = np.ones((count, self.shelf.settings.bank.num_actions), np.int8)
         masks[:, self.num_devices :] = 0
         return masks
 
@@ -123,6 +133,13 @@ class States:
             return self.orders.row[envs]
         positions = np.arange(self.shelf.most_positions + 1)
         return self.first[envs, None] + np.minimum(positions, self.length[envs, None])
+
+    def excess(self, envs: np.ndarray) -> np.ndarray:
+        """Excess of bytes, by the formula of `State.excess`, (c,)."""
+        excess, over = np.zeros(len(envs)), np.flatnonzero(self.placing.least[envs] < 0)
+        free, capacity = self.placing.free[envs[over]], self.shelf.options.capacity[self.slot[envs[over]]]
+        excess[over] = (-free / capacity).max(axis=1)
+        return excess
 
     def placements(self, envs: np.ndarray) -> np.ndarray:
         """Device of each table in the order of the task, (c, N), -1 where it is not placed; without split actions."""
@@ -162,7 +179,7 @@ class Record:
     def of(cls, states: States, envs: np.ndarray) -> Record:
         """The record of some environments so far."""
         nodes = None if states.orders is None else states.shelf.rows.node[states.rows(envs)]
-        steps = (states.position if states.pieces is None else states.pieces.steps)[envs]
+        steps = states.steps[envs]
         actions = states.log[envs, : steps.max(initial=0)]
         return cls(states.shelf.slots.episode[states.slot[envs]], nodes, actions, steps)
 
@@ -174,7 +191,7 @@ class Record:
     def plan(self, i: int) -> Plan:
         """The plan of one of them so far."""
         episode, actions = self.episode(i), self.actions[i, : self.steps[i]]
-        if episode.prepared.split_action:
+        if not episode.prepared.one_step_a_table:
             return replayed(episode, actions.tolist()).plan()
         device = np.full(len(episode.order), -1)
         device[episode.order[: len(actions)]] = actions

@@ -1,7 +1,4 @@
-"""Observations in a vector environment: those of `shard_gym.envs.observations`, for all at once.
-
-A view is told when a step was `placed`, then of episodes that `begin`, then to `update` itself.
-"""
+"""Observations in a vector environment: those of `shard_gym.envs.observations`, for all at once."""
 
 from __future__ import annotations
 
@@ -12,33 +9,17 @@ import numpy as np
 from shard_gym.envs.episodes import Scales
 from shard_gym.envs.observations import Next, device_rows, flat_width, put_flat
 from shard_gym.envs.vector.ends import RunningCosts, costs_ahead
+from shard_gym.envs.vector.kind_states import KindStates
+from shard_gym.envs.vector.kind_views import KIND_VIEWS
 from shard_gym.envs.vector.shelf import Shelf
 from shard_gym.envs.vector.states import States
-
-
-class View:
-    """An observation of all environments; what a view keeps between steps it is told by the first three."""
-
-    def placed(self) -> None:
-        """Take in what a step placed."""
-
-    def begin(self, envs: np.ndarray) -> None:
-        """Take in that these environments begin an episode."""
-
-    def update(self) -> None:
-        """Take in the costs after a step or reset."""
-
-    def show(self, masks: np.ndarray) -> Any:
-        """Observations of all environments."""
-        raise NotImplementedError
-
-    def final(self, envs: np.ndarray, cost: np.ndarray) -> Any:
-        """Observations of environments whose episodes are over and not yet followed by others."""
-        raise NotImplementedError
+from shard_gym.envs.vector.view import View, scales_of
 
 
 def make_view(shelf: Shelf, states: States, costs: RunningCosts | None, copy: bool) -> View:
     """The view of the observation that was asked for."""
+    if isinstance(states, KindStates):
+        return KIND_VIEWS[shelf.settings.observation](states, costs)
     if shelf.settings.observation == "table":
         return TableView(shelf, states, copy)
     if shelf.settings.observation == "set":
@@ -136,10 +117,7 @@ class FullView(View):
 
     def _rows(self, envs: np.ndarray, cost: np.ndarray) -> np.ndarray:
         """Rows of the devices, (c, K, 4 + H)."""
-        of, placing, slots = self.shelf.slots, self.states.placing, self.states.slot[envs]
-        total, share = of.total_cost[slots, None], of.even_share[slots, None]
-        capacity, largest = self.shelf.options.capacity[slots], of.largest[slots, None]
-        scales = Scales(capacity, largest, total, share, of.speed[slots], self.states.num_devices)
+        placing, scales = self.states.placing, scales_of(self.shelf, self.states, envs)
         return device_rows(scales, placing.free[envs], cost, placing.sums[envs])
 
 
