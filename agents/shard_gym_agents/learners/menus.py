@@ -24,7 +24,7 @@ from shard_gym_agents.search.choices import Choices, Option
 from shard_gym_agents.search.kinds import Search
 from shard_gym_agents.solvers.solver import require_number
 
-KEPT = 16  # options of an item
+KEPT = 10  # options of an item, at most
 ATTEMPTS = 16  # orders, by cost and by size in turn; memory is dearer after each two, by larger and larger steps
 DEARER = 1.1
 
@@ -152,12 +152,13 @@ def _price(price: np.ndarray, capacity: np.ndarray, unit: float, attempt: int) -
 
 def _best(choices: Choices, paid: np.ndarray, taken: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Form and choice of each item's best options, (N, M) both, and of the smallest one; choice -1 is none."""
-    form, choice = np.zeros((len(choices.items), KEPT), np.int64), np.full((len(choices.items), KEPT), -1)
+    most = min(KEPT, int(np.add.reduceat((paid < np.inf).sum(axis=1), choices.forms.first[:-1]).max()))
+    form, choice = np.zeros((len(choices.items), most), np.int64), np.full((len(choices.items), most), -1)
     for i, item in enumerate(choices.items.tolist()):
         rows = choices.at[item]
         cost, size = paid[rows].ravel(), taken[rows].ravel()
         real = np.flatnonzero(cost < np.inf)
-        kept = real[np.argsort(cost[real], kind="stable")][:KEPT]
+        kept = real[np.argsort(cost[real], kind="stable")][:most]
         if (smallest := real[size[real].argmin()]) not in kept:
             kept[-1] = smallest
         form[i, : len(kept)], choice[i, : len(kept)] = rows.start + kept // 4, kept % 4
@@ -187,6 +188,10 @@ def _stacked(each: Sequence[dict[str, Any]], name: str) -> np.ndarray:
     columns = [np.asarray(one[name]) for one in each]
     if name in ("capacity", "price", "unit"):
         return np.stack(columns)
-    most, fill = max(map(len, columns)), -1 if name in ("item", "choice") else 0
-    ends = [[(0, most - len(column))] + [(0, 0)] * (column.ndim - 1) for column in columns]
-    return np.stack([np.pad(c, end, constant_values=fill) for c, end in zip(columns, ends, strict=True)])
+    fill, padded = -1 if name in ("item", "choice") else 0, 1 if name in ("item", "features", "adds", "bytes") else 2
+    most = np.max([column.shape[:padded] for column in columns], axis=0)
+    shape = (len(columns), *most.tolist(), *columns[0].shape[padded:])
+    stacked = np.full(shape, fill, columns[0].dtype)
+    for row, column in zip(stacked, columns, strict=True):
+        row[tuple(map(slice, column.shape))] = column
+    return stacked

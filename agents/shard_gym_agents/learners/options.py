@@ -62,6 +62,7 @@ def play(net: ScoreNet, menu: Menu, planner: FastSimulator, generator: torch.Gen
     """Place all items; options are drawn, or the best."""
     offers, where = Offers(menu, planner), net.weights.device
     tables, alive, each = _tables(net, menu), np.ones(len(menu.task), bool), np.arange(len(menu.task))
+    options = _options(net, menu)
     actions, seen, legal, times = ([] for _ in range(4))
     for step in range(menu.item.shape[1]):
         found, may = offers.look(step)
@@ -69,7 +70,8 @@ def play(net: ScoreNet, menu: Menu, planner: FastSimulator, generator: torch.Gen
         alive &= fits | ~real.any(axis=1)
         may |= ~fits[:, None] & (real | ~real.any(axis=1)[:, None])
         shown = torch.from_numpy(found).to(where)
-        chosen = rollouts.choose(net(tables[:, step, None], shown), may, generator)
+        scores = net(tables[:, step, None], shown, options[:, step])
+        chosen = rollouts.choose(scores, may, generator)
         at = each, chosen.cpu().numpy()
         offers.take(at[1])
         actions.append(chosen)
@@ -83,12 +85,18 @@ def play(net: ScoreNet, menu: Menu, planner: FastSimulator, generator: torch.Gen
 def log_policy(net: ScoreNet, played: Played) -> Tensor:
     """Log probabilities of the options at each step, masked as they were drawn, (B, N, M)."""
     tables = _tables(net, played.offers.menu)[:, :, None]
-    return net(tables, played.seen).masked_fill(~played.legal, ILLEGAL).log_softmax(-1)
+    scores = net(tables, played.seen, _options(net, played.offers.menu))
+    return scores.masked_fill(~played.legal, ILLEGAL).log_softmax(-1)
 
 
 def _tables(net: ScoreNet, menu: Menu) -> Tensor:
     """Representations of items, (B, N, 64)."""
     return net.table(torch.from_numpy(menu.features).to(net.weights.device))
+
+
+def _options(net: ScoreNet, menu: Menu) -> Tensor:
+    """1 for each option that there is, 0 for padding, (B, N, M)."""
+    return torch.from_numpy(menu.choice >= 0).to(net.weights.device, torch.float32)
 
 
 def begin(tasks: Sequence[Task], planner: FastSimulator, scaling: np.ndarray) -> Menu:

@@ -35,10 +35,18 @@ class ScoreNet(nn.Module):
                 self.weights[seen.index(first)] = -1.0
         self.register_buffer("scaling", torch.from_numpy(scaling))
 
-    def forward(self, sums: Tensor, seen: Tensor) -> Tensor:
-        """Sums of tables (..., K, 64) and what is seen (..., K, F), of each candidate -> (..., K)."""
+    def forward(self, sums: Tensor, seen: Tensor, real: Tensor | None = None) -> Tensor:
+        """Sums of tables (..., K, 64) and what is seen (..., K, F), of each candidate -> (..., K).
+
+        The mean is that of candidates that are `real`, (..., K).
+        """
         each = F.relu(sums + self.seen(seen))
-        hidden = F.relu(self.inner(each) + self.all(each.mean(dim=-2, keepdim=True)))
+        if real is None:
+            mean = each.mean(dim=-2, keepdim=True)
+        else:
+            share = real / real.sum(dim=-1, keepdim=True).clamp(min=1)
+            mean = share[..., None, :] @ each
+        hidden = F.relu(self.inner(each) + self.all(mean))
         return SHARP * (seen @ self.weights) + hidden @ self.last
 
     __repr__ = num_weights
