@@ -9,7 +9,7 @@ import numpy as np
 
 from shard_gym.errors import InvalidTask
 from shard_gym.memory.shards import Shards
-from shard_gym.plan.forms import DEVICE, HOST, Forms
+from shard_gym.plan.forms import DEVICE, HOST, KINDS_OF, Forms
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.rules import Rules
 from shard_gym.plan.violations import rooms
@@ -85,6 +85,17 @@ class Choices:
         whole = np.arange(len(self.forms.residences))
         for table in np.flatnonzero(~self.rules.leads).tolist():
             yield self.forms.first[table] + whole, self.forms.first[self.rules.leader[table]] + whole
+
+    @property
+    def kinds(self) -> np.ndarray:
+        """The kind of sharding that each choice of a form is, index into the task's words for them, (R, 4)."""
+        of_columns = (self.forms.level > 0)[:, None] & np.array([kinds[0] != kinds[-1] for kinds in KINDS_OF])
+        return np.arange(len(KINDS_OF)) + len(KINDS_OF) * of_columns
+
+    def suffice(self, may: np.ndarray) -> bool:
+        """True if every item fits, on empty devices, by some of these choices, (R, 4)."""
+        fits = np.logical_or.reduceat((self.forms.fits & may).any(axis=1), self.forms.first[:-1])
+        return bool(fits[self.items].all())
 
     def loads(self, rates: np.ndarray) -> np.ndarray:
         """Costs that each choice of items adds to each device, (R, 4, K)."""

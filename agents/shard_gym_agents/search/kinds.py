@@ -9,9 +9,7 @@ go, one by one, where they add least: that is best for the form.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 
@@ -19,13 +17,13 @@ from shard_gym.bounds.prices import prices
 from shard_gym.errors import InfeasibleTask
 from shard_gym.plan.feasibility import disproof
 from shard_gym.plan.fitting import evenly, lacking
-from shard_gym.plan.forms import DEVICE
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.violations import violations
 from shard_gym.simulators import FastSimulator
 from shard_gym.task.task import Task
 from shard_gym_agents.search.choices import Choices, Option
 from shard_gym_agents.search.kinds_board import LIFT, Board
+from shard_gym_agents.search.kinds_greedy import greedy_board, of_few_kinds
 from shard_gym_agents.search.kinds_pieces import Pieces, improved
 from shard_gym_agents.search.kinds_swaps import even_out
 from shard_gym_agents.search.state import Budget, Costs
@@ -33,16 +31,16 @@ from shard_gym_agents.solvers.solver import Progress, require_number, task_rng
 
 RUIN = (2, 9)  # tables taken out at a time: from, below
 POLISH = 0.25  # share of the changes after which shards are swapped until no swap helps
-WIDE = 0.05
+EMPTIED = 0.1  # share of the changes that take out all of a few devices, ...
+EMPTY = 1, 4  # ... how many: from, below, ...
+DEAR = 4  # ... and one of so many tables that are farthest above the bound
+WILD = 0.1  # share of the changes that begin with a table in any option that has room
 FROM_SLOW = 0.8  # share of the times that they are taken from the slowest device and another
-RISES = 0, 0.1, 0.3, *(4.0**n for n in range(12))  # of the price of memory, in units of what a device costs
-ENOUGH, DESPERATE = 4, 8  # greedy plans tried, at least; those where none has room for all
-NEAR = 1.03  # of the bound: good enough for a greedy
 NARROWER = 0.7  # of the gap to the bound that options were left out for, before more are
 LOW = -0.5  # in the end: what is far below the slowest counts for nothing
 WARM = 0.0003  # of the bound: how much for the worse a change may be at first
 ROUNDS = 4  # of a search by costs that do not add up: the costs of shards are asked about anew
-NOISE = 0.7, 1.3  # of the price of memory
+NOISE = 0.0, 1.5  # of the price of memory
 CLOSE = 1e-4  # to the bound: good enough
 CHECK = 256  # changes after which running sums are added up anew
 
@@ -63,6 +61,7 @@ class Search:
         self.rates = planner.rates(task)
         self.pieces = None if self.rates is not None else Pieces(self.choices, self.costs)
         self.makespan, self.chosen = np.inf, dict[int, Option]()
+        self.may = self.choices.may  # what the search chooses from
         reference = self.choices.forms.vector[self.choices.forms.first[:-1], 0].sum(axis=0) / task.num_devices
         self._aim(np.repeat(reference[None], task.num_devices, axis=0))
 
@@ -99,48 +98,16 @@ class Search:
         """The best plan so far."""
         return self.choices.plan(self.chosen)
 
-    def greedy(self) -> Board:
-        """A board with every item in turn in its best option: of a few orders and prices of memory, the best.
-
-        The first will do if it is near the bound. Where some items have found no room, the price rises on.
-        """
-        found: list[Board] = []
-        for lift, price, order in self._attempts():
-            board = self._board(price)
-            board.raised(lift)
-            for item in order.tolist():
-                if (option := board.best(item)) is not None:
-                    board.put(item, option)
-            self.seen(board)
-            found.append(board)
-            near = self.makespan <= self.prices.bound * NEAR
-            enough = len(found) >= (ENOUGH if self.chosen else DESPERATE)
-            if (self.chosen and near) or (enough and (self.chosen or self.budget.over(self.costs))):
-                break
-        return min(found, key=lambda board: (-len(board.chosen), board.longest))
-
-    def _board(self, price: np.ndarray) -> Board:
+    def board(self, price: np.ndarray) -> Board:
+        """A board with no item placed."""
         ask = None if self.pieces is None else self._value
         board = Board(self.choices, self.loads, self.offset, price, self.unit, ask)
         board.asked_of = self.asked_of
         return board
 
-    def _attempts(self) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
-        """What loads are raised by, prices of memory, and orders of items: by what they cost, memory paid for; by
-        that or memory, whichever is the larger share."""
-        forms, room = self.choices.forms, self.choices.room.sum(axis=1)
-        size = self.choices.rules.merged(forms.taken[0, forms.first[:-1], DEVICE]) / room[0]
-        cost = self.choices.rules.merged(self.prices.least)
-        cost = cost / max(cost.sum(), 1e-300)
-        steep = self.unit * forms.size.any(axis=(1, 2)) / self.choices.room.mean(axis=1).repeat(2)[:2]
-        for rise in RISES:
-            for lift, key in product((LIFT,) if self.pieces is None else (LIFT, 0.0), (cost, np.maximum(cost, size))):
-                order = np.argsort(-key[self.choices.items], kind="stable")
-                yield lift, self.prices.price + rise * steep, self.choices.items[order]
-
     def resumed(self, plan: Plan) -> Board:
         """A board with what it can of a plan of whole tables and columns, and the rest in turn."""
-        board, options = self._board(self.prices.price), self.choices.options(plan)
+        board, options = self.board(self.prices.price), self.choices.options(plan)
         for item in self.choices.items.tolist():
             if item in options:
                 board.put(item, options[item])
@@ -183,7 +150,7 @@ class Search:
         """Take out some tables and put them back, again and again, until a share of the budget is spent; True: stop."""
         missing = [item for item in self.choices.items.tolist() if item not in board.chosen]
         if not missing:
-            self._polish(board, rng)
+            self.polish(board, rng)
             self.seen(board)
         changes, begun, gap = 0, self._spent, self._narrow(board, np.inf)
         while self._spent < share and (missing or self._worth_more):
@@ -194,7 +161,7 @@ class Search:
             if lost is not None:
                 missing = lost
                 if not missing and rng.random() < POLISH:
-                    self._polish(board, rng)
+                    self.polish(board, rng)
                 if self.seen(board):
                     return True
                 gap = self._narrow(board, gap)
@@ -204,7 +171,7 @@ class Search:
                 board.settle()
         return False
 
-    def _polish(self, board: Board, rng: np.random.Generator) -> None:
+    def polish(self, board: Board, rng: np.random.Generator) -> None:
         """Move and swap shards until no change tried helps."""
         if self.pieces is None:
             even_out(board, rng)
@@ -214,13 +181,15 @@ class Search:
     def _changed(self, board: Board, missing: list[int], rng: np.random.Generator, worse: float) -> list[int] | None:
         """Take some items out and put them and those missing in; what is missing then, or None where it was undone."""
         before = board.worth
-        out = self._ruined(board, rng)
+        out = self._emptied(board, rng) if rng.random() < EMPTIED else self._ruined(board, rng)
         old = {item: board.chosen[item] for item in out}
         for item in out:
             board.take(item)
         back, lost, noise = [*missing, *out], [], float(rng.uniform(*NOISE))
-        for item in rng.permutation(back).tolist():
-            if (option := board.best(item, noise)) is None:
+        wild = rng.random() < WILD
+        for number, item in enumerate(back):
+            option = board.any(item, rng) if wild and not number else board.best(item, noise)
+            if option is None:
                 lost.append(item)
             else:
                 board.put(item, option)
@@ -243,9 +212,18 @@ class Search:
             return before
         gap = board.longest * self.unit - self.prices.bound
         if gap < NARROWER * before:
-            board.narrow(self.choices.may & (self.prices.excess <= gap))
+            board.narrow(self.may & (self.prices.excess <= gap))
             return gap
         return before
+
+    @property
+    def over(self) -> bool:
+        """True once the budget is spent."""
+        return self.spent(1.0)
+
+    def spent(self, share: float) -> bool:
+        """True once a share of the budget is spent."""
+        return self._spent >= share
 
     @property
     def _worth_more(self) -> bool:
@@ -259,21 +237,28 @@ class Search:
             return self.costs.planner.calls / self.budget.calls
         return self.budget.spent_seconds / max(self.budget.seconds, 1e-9)
 
+    def _emptied(self, board: Board, rng: np.random.Generator) -> list[int]:
+        """Items to take out: one of those farthest above the bound, and all of a few devices, dearest first."""
+        placed = list(board.chosen)
+        excess = [self.prices.excess[board.chosen[item].form, board.chosen[item].choice] for item in placed]
+        dear = placed[int(np.argsort(excess)[-1 - int(rng.integers(min(DEAR, len(placed))))])]
+        k = len(board.load)
+        devices = rng.choice(k, min(int(rng.integers(*EMPTY)), k), replace=False)
+        out = np.flatnonzero(board.alone[:, devices].any(axis=1))
+        by_cost = out[np.argsort(-board.cost[out].max(axis=1), kind="stable")]
+        return list(dict.fromkeys([dear, *by_cost.tolist()]))
+
     def _ruined(self, board: Board, rng: np.random.Generator) -> list[int]:
         """Items to take out: some of the slowest device, or of all."""
         placed = np.fromiter(board.chosen, np.int64, len(board.chosen))
         count = min(int(rng.integers(*RUIN)), len(placed))
-        if rng.random() < WIDE:
-            worst = [self.prices.excess[(o := board.chosen[i]).form, o.choice] for i in placed.tolist()]
-            first = placed[np.argsort(worst)[-1 - int(rng.integers(min(4, len(placed))))]]
-            many = rng.choice(placed, int(rng.integers(count, 1 + max(count, len(placed) // 4))), replace=False)
-            return list(dict.fromkeys([int(first), *many.tolist()]))
         if rng.random() < FROM_SLOW:
             slow = int(board.load.argmax())
             other = int(rng.integers(len(board.load)))
             mine, theirs = (placed[board.cost[placed, d] > 0] for d in (slow, other))
             some = rng.permutation(mine)[: (count + 1) // 2]
-            return list(dict.fromkeys([*some.tolist(), *rng.permutation(theirs)[: count // 2].tolist()]))
+            out = dict.fromkeys([*some.tolist(), *rng.permutation(theirs)[: count // 2].tolist()])
+            return rng.permutation(list(out)).tolist()
         return rng.choice(placed, count, replace=False).tolist()
 
     @property
@@ -296,11 +281,13 @@ def searched(
     `start` is a plan of whole tables and columns to begin with, if it is better than greedy's.
     """
     search = Search(task, planner, budget, progress)
-    board = search.greedy()
+    board, rng = greedy_board(search), task_rng(seed, task)
     makespan, chosen = search.makespan, search.chosen
+    if search.pieces is not None:
+        board, search.may = of_few_kinds(search, board, rng)
     if start is not None and (other := search.resumed(start)).worth < board.worth:
         board = other
-    search.run(board, task_rng(seed, task))
+    search.run(board, rng)
     if chosen and makespan - search.makespan <= sure * search.costs.doubt(search.sums, search.choices.sums(chosen)):
         search.makespan, search.chosen = makespan, chosen
     latency = planner.decode(task, _found(search).sums)  # running sums are rounded, these are not
@@ -311,7 +298,7 @@ def searched(
 def greedy(task: Task, planner: FastSimulator) -> Plan:
     """Plan of every table in turn, costliest first, in the best of all its options."""
     search = Search(task, planner, Budget(np.inf, 0))
-    search.greedy()
+    greedy_board(search)
     return _found(search).plan
 
 
