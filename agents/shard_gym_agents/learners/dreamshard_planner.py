@@ -64,7 +64,7 @@ class Config(rollouts.Config):
 
 def new_net(scaling: np.ndarray, greedy: bool = True) -> ScoreNet:
     """A network that has not learned yet."""
-    return ScoreNet(scaling, FEATURES, "cost_excess" if greedy else None)
+    return ScoreNet(scaling, FEATURES, {"cost_excess": -1.0} if greedy else {})
 
 
 @dataclass(frozen=True, eq=False)

@@ -50,6 +50,7 @@ class Menu:
     capacity: np.ndarray  # (B, 2, K)
     price: np.ndarray  # (B, 2) ms of the mean device for a byte
     unit: np.ndarray  # (B,) ms: the makespan if each device held an even share of the best options
+    forward: np.ndarray  # (B,) share of forward computation in it
 
     @classmethod
     def of(cls, searches: Sequence[Search], planner: FastSimulator, scaling: np.ndarray, attempts: np.ndarray) -> Menu:
@@ -106,7 +107,8 @@ def _columns(search: Search, planner: FastSimulator, scaling: np.ndarray, attemp
     part = part[at]
     best = vector[part[:, 0]] * (_first_piece(task)[at[1][:, 0]] * forms.pieces[form[:, :1]])[..., None]
     even = np.repeat(best.sum(axis=(0, 1))[None] / k, k, axis=0)
-    unit = float(planner.decode(task, even).makespan(task.objective))
+    latency = planner.decode(task, even)
+    unit = max(float(latency.makespan(task.objective)), 1e-12)
     require_number(unit, planner)
     items = choices.items[order]
     return {
@@ -125,7 +127,8 @@ def _columns(search: Search, planner: FastSimulator, scaling: np.ndarray, attemp
         "bytes": taken[:, *at].sum(axis=0)[:, 0],
         "capacity": capacity,
         "price": price,
-        "unit": max(unit, 1e-12),
+        "unit": unit,
+        "forward": float(latency.forward_compute.max()) / unit,
     }
 
 
@@ -186,7 +189,7 @@ def _told(forms: Forms, form: np.ndarray, choice: np.ndarray) -> np.ndarray:
 def _stacked(each: Sequence[dict[str, Any]], name: str) -> np.ndarray:
     """A column of all tasks, those with fewer items padded."""
     columns = [np.asarray(one[name]) for one in each]
-    if name in ("capacity", "price", "unit"):
+    if name in ("capacity", "price", "unit", "forward"):
         return np.stack(columns)
     fill, padded = -1 if name in ("item", "choice") else 0, 1 if name in ("item", "features", "adds", "bytes") else 2
     most = np.max([column.shape[:padded] for column in columns], axis=0)

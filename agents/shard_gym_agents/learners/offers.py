@@ -8,7 +8,8 @@ from shard_gym.plan.forms import DEVICE, HOST
 from shard_gym.simulators import FastSimulator, Latency
 from shard_gym_agents.learners.menus import Menu
 
-LIFT, LOW = 2.0, 0.5  # of devices' costs, in units, under the fourth powers of the aim; of one that evens out more
+POWER = 4  # of devices' costs in the aim
+LOW = 0.5  # units that they are raised by in a worth that evens them out more
 LOUD = 100.0  # what differences between options are multiplied with: those of good ones are a hundredth of a unit
 FAR = 50.0  # the most that an option is shown to be above another
 FULL = 1e6  # units that a device counts more for each share of its memory that it is over
@@ -19,78 +20,104 @@ FEATURES = (
     *("table", "to_come"),  # ms that the item adds at least, and later ones
     *("halved", "share", "by_host", "by_rows", "copied"),  # how it is sharded
 )
-ABOVE = 7  # features that are differences
+FIRST = {"aim": -1.0, "halved": -2.0, "by_host": -10.0, "by_rows": -10.0}  # weights that training begins with
 
 
 class Offers:
-    """Plans under way, one of each task of a menu, and their next items' options."""
+    """Plans under way, one of each task of a menu, and their next items' options.
+
+    What devices cost is in units of the task, in two parts: forward computation, whose slowest device all wait for, and
+    the rest. The aim is the sum of both parts' means of fourth powers, raised by an even share of what later items add
+    at least, and bytes at their price.
+    """
 
     def __init__(self, menu: Menu, planner: FastSimulator) -> None:
         self.menu, self.planner, self.task = menu, planner, menu.choices[0].task
         plans, devices = len(menu.task), self.task.num_devices
         self.free, self.sums = menu.capacity.copy(), np.zeros((plans, devices, menu.vector.shape[1]))
-        self.busy, self.each = np.zeros((plans, devices)), np.arange(plans)
-        self.adds_later, self.bytes_later = (
-            column[:, ::-1].cumsum(axis=1)[:, ::-1] - column for column in (menu.adds, menu.bytes)
-        )
+        self.cost, self.each = np.zeros((2, plans, devices)), np.arange(plans)
+        self.bytes_later = menu.bytes[:, ::-1].cumsum(axis=1)[:, ::-1] - menu.bytes
+        later = (menu.adds[:, ::-1].cumsum(axis=1)[:, ::-1] - menu.adds) / menu.unit[:, None]
+        self.later = np.stack([later * menu.forward[:, None], later * (1 - menu.forward[:, None])])  # (2, B, N)
 
     def look(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Features of the options of each plan's next item, float32 (B, M, 21), and which of them are legal."""
+        """Features of the options of each plan's next item, float32 (B, M, F), and which of them are legal."""
         m = self.menu
-        self.times = self._targets(step)  # (B, M, K) pieces on each device
+        vector, later = m.vector[m.part[:, step]], self.later[:, :, step, None, None]
+        self.times = self._targets(step, vector, later)  # (B, M, K) pieces on each device
         self.asked = m.size[:, step] * self.times[:, :, None]
-        self.plans = self.sums[:, None] + m.vector[m.part[:, step]] * self.times[..., None]
+        self.plans = self.sums[:, None] + vector * self.times[..., None]
         latency = self.planner.decode(self.task, self.plans)
-        self.after = _busy(latency)
+        self.after = self._cost(latency)
         real = m.choice[:, step] >= 0
         legal = real & (self.asked <= self.free[:, None]).all(axis=(2, 3))
-        parts = (self._above(latency, legal), self._slowest(), self._memory(step), self._later(step), m.told[:, step])
+        parts = (
+            self._above(latency, later, legal),
+            self._slowest(),
+            self._memory(step),
+            self._later(step),
+            m.told[:, step],
+        )
         seen = np.concatenate([np.broadcast_to(part, (*legal.shape, part.shape[2])) for part in parts], axis=2)
         return np.where(real[..., None], seen, 0).astype(np.float32), legal
 
     def take(self, chosen: np.ndarray) -> None:
         """Choose an option for each plan, (B,)."""
         at = self.each, chosen
-        self.sums, self.busy, self.free = self.plans[at], self.after[at], self.free - self.asked[at]
+        self.sums, self.cost, self.free = self.plans[at], self.after[:, *at], self.free - self.asked[at]
 
     def makespan(self) -> np.ndarray:
         """Makespans so far, (B,) ms."""
         return self.planner.decode(self.task, self.sums).makespan(self.task.objective)
 
-    def _targets(self, step: int) -> np.ndarray:
-        """Pieces that each option puts on each device: one by one to the cheapest, or the cheapest host, with room."""
+    def _cost(self, latency: Latency) -> np.ndarray:
+        """Both parts of what devices cost, (2, B, ..., K)."""
+        rest = latency.forward_comm + latency.backward_comm + latency.backward_compute
+        cost: np.ndarray = np.stack([latency.forward_compute, rest]) / self.menu.unit[:, None, None]
+        return cost
+
+    def _targets(self, step: int, vector: np.ndarray, later: np.ndarray) -> np.ndarray:
+        """Pieces that each option puts on each device: one by one to the best, or the best host, that has room.
+
+        The first piece is asked about, others add the same.
+        """
         m, choice, pieces = self.menu, self.menu.choice[:, step], self.menu.pieces[:, step]
+        now = (self.cost[:, :, None] + later) ** POWER
+        one = (self._cost(self.planner.decode(self.task, self.sums[:, None] + vector)) + later) ** POWER
+        aim = ((now.sum(axis=3, keepdims=True) - now + one) / one.shape[3]) ** (1 / POWER)
+        aim = aim.sum(axis=0)  # (B, M, K) were one piece there
+        load = m.load[:, step] / m.unit[:, None, None]
         times = np.repeat((choice >= 0).astype(np.int64)[..., None], self.task.num_devices, axis=2)
         for kind, span in ((DEVICE, 1), (HOST, self.task.devices_per_host)):
             for count in np.unique(pieces[choice == kind]).tolist():
                 plan, option = np.nonzero((choice == kind) & (pieces == count))
-                many = np.arange(1, count + 1)
-                cost = self.busy[plan][..., None] + m.load[plan, step, option][..., None] * many
-                over = m.size[plan, step, option][..., None] * many - self.free[plan][..., None]
+                more = np.arange(count)
+                over = m.size[plan, step, option][..., None] * (more + 1) - self.free[plan][..., None]
                 over = np.maximum(over / np.maximum(m.capacity[plan], 1)[..., None], 0).max(axis=1)  # (S, K, J)
-                cost = cost / m.unit[plan, None, None] + FULL * over
+                cost = aim[plan, option][..., None] + load[plan, option][..., None] * more + FULL * over
                 cost = cost.reshape(len(plan), -1, span, count).max(axis=2)
                 times[plan, option] = cheapest(cost, count).repeat(span, axis=1)
         return times
 
-    def _above(self, latency: Latency, legal: np.ndarray) -> np.ndarray:
+    def _above(self, latency: Latency, later: np.ndarray, legal: np.ndarray) -> np.ndarray:
         """The aim, and what it is made of, of the plan with each option, above the least of those that are legal."""
-        m, unit = self.menu, self.menu.unit[:, None, None]
+        m, unit, (forward, rest) = self.menu, self.menu.unit[:, None, None], self.after
         price = (self.asked.sum(axis=3) * m.price[:, None]).sum(axis=2) / m.unit[:, None]
-        busy, comm = self.after / unit, (latency.forward_comm + latency.backward_comm) / unit
-        backward = latency.backward_compute / unit
-        forward = latency.forward_compute.max(axis=2) / unit[..., 0]
-        worth = [((lift + busy) ** 4).mean(axis=2) / (4 * (lift + 1) ** 3) + price for lift in (LIFT, LOW)]
-        makespan = forward + (comm + backward).max(axis=2)
-        seen = np.stack([*worth, makespan, forward, comm.max(axis=2), backward.max(axis=2), busy.mean(axis=2)], axis=2)
+        aim, even = (
+            (((self.after + lift) ** POWER).mean(axis=3) ** (1 / POWER)).sum(axis=0) + price for lift in (later, LOW)
+        )
+        comm = (latency.forward_comm + latency.backward_comm) / unit
+        backward, slowest = latency.backward_compute / unit, forward.max(axis=2)
+        told = (aim, even, slowest + rest.max(axis=2), slowest, comm.max(axis=2), backward.max(axis=2))
+        seen = np.stack([*told, self.after.sum(axis=0).mean(axis=2)], axis=2)
         least = np.where(legal[..., None], seen, np.inf).min(axis=1, keepdims=True)
         least = np.where(least < np.inf, least, seen.min(axis=1, keepdims=True))
         above: np.ndarray = np.clip(LOUD * (seen - least), -FAR, FAR)
         return above
 
     def _slowest(self) -> np.ndarray:
-        busy = self.after / self.menu.unit[:, None, None]
-        return np.stack([np.where(self.times > 0, busy, 0).max(axis=2), busy.max(axis=2)], axis=2)
+        cost = self.after.sum(axis=0)
+        return np.stack([np.where(self.times > 0, cost, 0).max(axis=2), cost.max(axis=2)], axis=2)
 
     def _memory(self, step: int) -> np.ndarray:
         """Price and share of an option's bytes, how much room it leaves, and how tight memory is, (B, M, 5)."""
@@ -111,7 +138,7 @@ class Offers:
 
     def _later(self, step: int) -> np.ndarray:
         """What the item adds at least, and later ones, (B, 1, 2)."""
-        adds, later = self.menu.adds[:, step] / self.menu.unit, self.adds_later[:, step] / self.menu.unit
+        adds, later = self.menu.adds[:, step] / self.menu.unit, self.later[:, :, step].sum(axis=0)
         return np.stack([LOUD * adds, later], axis=1)[:, None]
 
 
@@ -121,8 +148,3 @@ def cheapest(cost: np.ndarray, count: int) -> np.ndarray:
     found = flat.argmin(axis=1)[:, None] if count == 1 else flat.argsort(axis=1, kind="stable")[:, :count]
     times: np.ndarray = ((found // cost.shape[2])[..., None] == targets).sum(axis=1)
     return times
-
-
-def _busy(latency: Latency) -> np.ndarray:
-    """The ms that each device works."""
-    return latency.forward_compute + latency.forward_comm + latency.backward_comm + latency.backward_compute

@@ -24,7 +24,7 @@ from shard_gym.task.task import Task
 from shard_gym_agents.learners import rollouts
 from shard_gym_agents.learners.learner import save_tensors
 from shard_gym_agents.learners.menus import ATTEMPTS, Menu
-from shard_gym_agents.learners.offers import FEATURES, Offers
+from shard_gym_agents.learners.offers import FEATURES, FIRST, Offers
 from shard_gym_agents.learners.rollouts import ILLEGAL, Sampled
 from shard_gym_agents.learners.scores import Game, ScoreNet
 from shard_gym_agents.search.kinds import Search
@@ -36,7 +36,7 @@ KIND = "dreamshard-planner-options"  # of file
 
 def new_net(scaling: np.ndarray, greedy: bool = True) -> ScoreNet:
     """A network that has not learned yet."""
-    return ScoreNet(scaling, FEATURES, "aim" if greedy else None)
+    return ScoreNet(scaling, FEATURES, FIRST if greedy else {})
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,19 +20,19 @@ SHARP = 20.0  # what weighted sums are multiplied with: sampled plans are then a
 class ScoreNet(nn.Module):
     """21-128-64 a table, summed; F-64 what is seen; a candidate's and the mean of all, 64-64 each, 64-1.
 
-    `seen` names what is shown of each candidate. `first` is one of them: the score begins as minus that alone.
+    `seen` names what is shown of each candidate. The score begins as the sum of these, weighted as `first` says.
     """
 
     scaling: Tensor
 
-    def __init__(self, scaling: np.ndarray, seen: Sequence[str], first: str | None) -> None:
+    def __init__(self, scaling: np.ndarray, seen: Sequence[str], first: Mapping[str, float]) -> None:
         super().__init__()
         self.table, self.seen = mlp(len(TABLE), 128, WIDTH), nn.Linear(len(seen), WIDTH)
         self.inner, self.all = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
         self.last, self.weights = nn.Parameter(torch.zeros(WIDTH)), nn.Parameter(torch.zeros(len(seen)))
-        if first is not None:
-            with torch.no_grad():
-                self.weights[seen.index(first)] = -1.0
+        with torch.no_grad():
+            for name, weight in first.items():
+                self.weights[seen.index(name)] = weight
         self.register_buffer("scaling", torch.from_numpy(scaling))
 
     def forward(self, sums: Tensor, seen: Tensor, real: Tensor | None = None) -> Tensor:
