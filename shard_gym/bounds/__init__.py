@@ -86,13 +86,18 @@ def certificate(task: Task, simulator: Simulator, budget: float = 1.0) -> Bound:
 
 
 def _of_kinds(task: Task, simulator: FastSimulator) -> Bound:
-    """The bound of a task of all kinds: every sum that is no more than a device's cost, shared out over devices."""
+    """The bound of a task of all kinds: every sum that is no more than a device's cost, shared out over devices.
+
+    What links take on average comes on top, where the simulator knows.
+    """
     if not (floors := simulator.floors(task)):
         raise no_bound(simulator)
     if why := disproof(task):
         raise InfeasibleTask(why)
     forms = Forms.of(task, lambda shards: simulator.embed_shards(task, shards))
-    found = [prices(forms, forms.loads(floor)) for floor in floors]
+    comm = simulator.mean_comm(task)
+    beside = 0.0 if comm is None else forms.loads(np.tile(comm, (task.num_devices, 1)))
+    found = [prices(forms, forms.loads(floor), beside) for floor in floors]
     best = max(found, key=lambda p: p.bound)
     resource, method = "compute", "all work shared out, each table sharded as is cheapest"
     if best.table is not None:

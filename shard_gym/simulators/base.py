@@ -157,7 +157,7 @@ class FastSimulator:
         return None
 
     def floors(self, task: Task) -> list[np.ndarray]:
-        """Weights as of `rates` that give no more than a device costs, or than they average to, for bounds."""
+        """Weights as of `rates` that give no more than each device costs, for bounds."""
         if (rates := self.rates(task)) is not None:
             return [rates]
         maxima = self.maxima("both")
@@ -166,6 +166,10 @@ class FastSimulator:
         width = self.embed_shards(task, Shards.whole(Tables.of_task(task))).shape[1]
         counts = [np.bincount(columns, minlength=width).astype(np.float64) for columns in maxima.sums]
         return [np.multiply.outer(task.ms_per_us, count) for count in counts]
+
+    def mean_comm(self, task: Task) -> np.ndarray | None:
+        """Weights of sums, (H,), that give no more than devices take on average beside the `floors`; None: unknown."""
+        return None
 
     def factors(self) -> Factors | None:
         """The costs as products of sums and growing factors, for bounds; None: they are not."""

@@ -28,7 +28,7 @@ POOLED_BYTES = 4  # of a pooled number: fp32
 MIB = 2.0**20  # columns of bytes are in MiB: their grain is 64 bytes
 MIB_BATCH = 2**20 // POOLED_BYTES  # samples of which a column is one MiB
 # Columns: of pooled rows, by collective; then MiB of copied tables, of ids, and to and from the host's memory.
-ROWS, HOST_ROWS, COPIES, IDS, FETCHED, UPDATED = range(6)
+MOVED = ROWS, HOST_ROWS, COPIES, IDS, FETCHED, UPDATED = tuple(range(6))
 
 
 def mixed(task: Task) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 
 from shard_gym.memory.shards import CACHED, IN_UVM, STATES, Shards, Tables
 from shard_gym.simulators.base import PASSES, FastSimulator, Latency, Maxima, refuse_objective
-from shard_gym.simulators.collectives import HOST_LINK, columns_sent, comm_ms, host_ms, mixed, traffic
+from shard_gym.simulators.collectives import HOST_LINK, MOVED, columns_sent, comm_ms, host_ms, mixed, traffic
 from shard_gym.simulators.lookups import Lookups, sectors
 from shard_gym.simulators.networks import on_grid
 from shard_gym.tables.histograms import kept_share
@@ -130,6 +130,24 @@ class Roofline(FastSimulator):
     def all_to_all(self, task: Task) -> tuple[Links, int] | None:
         """The task's wires or the preset's, and the task's batch; None of tasks that have other collectives."""
         return None if mixed(task) else (task.links or self.hardware.links, task.batch)
+
+    def mean_comm(self, task: Task) -> np.ndarray | None:
+        """Communication, and the host's memory, of what is spread evenly over the devices, without latencies.
+
+        What is not spread evenly takes longer on average: times are convex, and do not change if devices, or groups of
+        them, change places. So devices must be alike, and the groups of links of one size.
+        """
+        links, k = task.links or self.hardware.links, task.num_devices
+        alike = len(set(task.speed)) == 1 and k % (links.group or k) == 0
+        if not mixed(task) or not alike or task.objective == "kernel":
+            return None
+        width = COUNT + 1 + len(MOVED)
+        even = np.broadcast_to(np.eye(width)[:, None], (width, k, width))  # one of each column on every device
+        moved = even[..., COUNT + 1 :]
+        there, back = comm_ms(replace(links, latency_ms=0.0), task.batch, even[..., DIM], moved)
+        fetched, updated = host_ms(task.host_link or self.hardware.host_link, moved)
+        weights: np.ndarray = (there + back + fetched + updated).mean(axis=1)
+        return weights
 
     def maxima(self, phase: str) -> Maxima:
         """Passes as the longer of memory and issue; backward adds the sort to either."""

@@ -210,7 +210,7 @@ class Search:
         """Leave out options so dear that no plan with them is better: exact where costs add up."""
         if len(board.chosen) < len(self.choices.items):
             return before
-        gap = board.longest * self.unit - self.prices.bound
+        gap = self.makespan - self.prices.bound
         if gap < NARROWER * before:
             board.narrow(self.may & (self.prices.excess <= gap))
             return gap
