@@ -44,6 +44,9 @@ class Menu:
     load: np.ndarray  # (B, N, M, K) ms of a piece, as far as costs add up
     size: np.ndarray  # (B, N, M, 2, K) bytes of a piece, there and in the host's memory
     told: np.ndarray  # (B, N, M, 5) halvings of three, share of rows in devices' memory; if by host, by rows, copied
+    allowed: np.ndarray  # (B, N, K) devices that pins leave
+    rival: np.ndarray  # (B, N) number among those that must be apart from some; -1: from none
+    apart: np.ndarray  # (B, N, A) rivals that it must be apart from
     features: np.ndarray  # (B, N, 21), standardised
     adds: np.ndarray  # (B, N) ms that the best option adds to the mean device
     bytes: np.ndarray  # (B, N) bytes of the best option
@@ -122,6 +125,9 @@ def _columns(search: Search, planner: FastSimulator, scaling: np.ndarray, attemp
         "load": search.loads[at],
         "size": np.moveaxis(size[:, *at], 0, 2),
         "told": _told(forms, form, choice),
+        "allowed": choices.rules.allowed[items],
+        "rival": choices.rules.rival[items],
+        "apart": choices.rules.apart[items],
         "features": standardised(task, scaling)[items].astype(np.float32),
         "adds": adds[at][:, 0],
         "bytes": taken[:, *at].sum(axis=0)[:, 0],
@@ -191,7 +197,8 @@ def _stacked(each: Sequence[dict[str, Any]], name: str) -> np.ndarray:
     columns = [np.asarray(one[name]) for one in each]
     if name in ("capacity", "price", "unit", "forward"):
         return np.stack(columns)
-    fill, padded = -1 if name in ("item", "choice") else 0, 1 if name in ("item", "features", "adds", "bytes") else 2
+    fill = -1 if name in ("item", "choice", "rival") else 0
+    padded = 1 if name in ("item", "allowed", "rival", "features", "adds", "bytes") else 2
     most = np.max([column.shape[:padded] for column in columns], axis=0)
     shape = (len(columns), *most.tolist(), *columns[0].shape[padded:])
     stacked = np.full(shape, fill, columns[0].dtype)

@@ -36,13 +36,14 @@ class Offers:
         plans, devices = len(menu.task), self.task.num_devices
         self.free, self.sums = menu.capacity.copy(), np.zeros((plans, devices, menu.vector.shape[1]))
         self.cost, self.each = np.zeros((2, plans, devices)), np.arange(plans)
+        self.near = np.zeros((plans, menu.apart.shape[2], devices), np.int64)  # rivals of each on devices
         self.bytes_later = menu.bytes[:, ::-1].cumsum(axis=1)[:, ::-1] - menu.bytes
         later = (menu.adds[:, ::-1].cumsum(axis=1)[:, ::-1] - menu.adds) / menu.unit[:, None]
         self.later = np.stack([later * menu.forward[:, None], later * (1 - menu.forward[:, None])])  # (2, B, N)
 
     def look(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Features of the options of each plan's next item, float32 (B, M, F), and which of them are legal."""
-        m = self.menu
+        m, self.step = self.menu, step
         vector, later = m.vector[m.part[:, step]], self.later[:, :, step, None, None]
         self.times = self._targets(step, vector, later)  # (B, M, K) pieces on each device
         self.asked = m.size[:, step] * self.times[:, :, None]
@@ -50,7 +51,8 @@ class Offers:
         latency = self.planner.decode(self.task, self.plans)
         self.after = self._cost(latency)
         real = m.choice[:, step] >= 0
-        legal = real & (self.asked <= self.free[:, None]).all(axis=(2, 3))
+        fits = (self.asked <= self.free[:, None]).all(axis=2) & ((self.times == 0) | self._allowed()[:, None])
+        legal = real & fits.all(axis=2)
         parts = (
             self._above(latency, later, legal),
             self._slowest(),
@@ -64,7 +66,14 @@ class Offers:
     def take(self, chosen: np.ndarray) -> None:
         """Choose an option for each plan, (B,)."""
         at = self.each, chosen
+        self.near += self.menu.apart[:, self.step, :, None] * self.times[at][:, None]
         self.sums, self.cost, self.free = self.plans[at], self.after[:, *at], self.free - self.asked[at]
+
+    def _allowed(self) -> np.ndarray:
+        """True for devices where pins and rivals leave the next items, (B, K)."""
+        m, rival = self.menu, self.menu.rival[:, self.step]
+        free: np.ndarray = (rival < 0)[:, None] | (self.near[self.each, rival] == 0)
+        return free & m.allowed[:, self.step]
 
     def makespan(self) -> np.ndarray:
         """Makespans so far, (B,) ms."""
@@ -94,6 +103,7 @@ class Offers:
                 more = np.arange(count)
                 over = m.size[plan, step, option][..., None] * (more + 1) - self.free[plan][..., None]
                 over = np.maximum(over / np.maximum(m.capacity[plan], 1)[..., None], 0).max(axis=1)  # (S, K, J)
+                over += ~self._allowed()[plan][..., None]
                 cost = aim[plan, option][..., None] + load[plan, option][..., None] * more + FULL * over
                 cost = cost.reshape(len(plan), -1, span, count).max(axis=2)
                 times[plan, option] = cheapest(cost, count).repeat(span, axis=1)
@@ -124,7 +134,7 @@ class Offers:
         m, free, asked = self.menu, np.maximum(self.free, 0)[:, None], self.asked
         price = (asked.sum(axis=3) * m.price[:, None]).sum(axis=2) / m.unit[:, None]
         total, later = np.maximum(free.sum(axis=(2, 3)), 1), self.bytes_later[:, step, None]
-        left = np.where(self.times > 0, np.maximum(free - asked, 0)[:, :, 0], np.inf).min(axis=2)
+        left = np.where(self.times > 0, np.maximum(free - asked, 0)[:, :, 0], free[:, :, 0]).min(axis=2)
         return np.stack(
             [
                 LOUD * price,
