@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
@@ -16,7 +17,7 @@ from shard_gym.envs.bank import Bank
 from shard_gym.envs.env import BadAction, ShardingEnv
 from shard_gym.envs.kind_states import replayed
 from shard_gym.envs.observations import OBSERVATIONS
-from shard_gym.errors import InvalidTask
+from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.memory.usage import bytes_used
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.shards import shards
@@ -31,7 +32,7 @@ from tests.env_helpers import Slow, play
 HOSTS = Links(port=6e8, uplink=1e8, group=2)
 HOST, ROWS, COPY, HALVE, CACHE = 4, 6, 7, 8, 9  # on four devices of two hosts
 SIMULATORS = {name: simulators.make(name) for name in ("torchrec:cuda-v1", "roofline:h100-v1")}
-few = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -102,6 +103,26 @@ def test_what_cannot_be_done_goes_where_most_room_is():
     assert plan(0, 0, 0, **only) == Plan((0, 0), (0,))  # to be placed it must be halved
 
 
+def test_constraints_by_hand():
+    pool, room = make_pool(rows=[10, 10], dim=16, pooling=2), {"links": HOSTS, "kinds": KINDS}
+    told = room | {"residences": ("hbm", "cached"), "host_memory": 10**4}
+
+    def masks_of(actions, memory=10**4, **rules):
+        task = Task(pool, (memory,) * 4, "iteration", 8, constraints=Constraints(**rules), **told)
+        env = env_of(task, order="given")
+        found = [env.reset()[1]["action_mask"], *(env.step(action)[4]["action_mask"] for action in actions)]
+        return [np.flatnonzero(mask).tolist() for mask in found]
+
+    everything = list(range(10))
+    # a pinned table is whole on its device, in its memory; its room is kept there
+    assert masks_of([0], pin=[(1, 2)]) == [everything, [2]]
+    assert masks_of([0], pin=[(1, 2)], memory=700)[0] == [0, 1, 3, HOST, HALVE, CACHE]
+    assert masks_of([3], together=[(0, 1)]) == [[0, 1, 2, 3], [3]]
+    assert masks_of([3], apart=[(0, 1)]) == [[0, 1, 2, 3], [0, 1, 2]]
+    assert masks_of([3], base=[0, 1], max_moves=1) == [[0, 1, 2, 3], [1]]
+    assert masks_of([0], no_split=[1])[1] == [0, 1, 2, 3, 4, 5, ROWS, COPY, CACHE]
+
+
 def test_shows_how_the_table_is_sharded_by_now():
     seen, _, _ = play(env_of(one_table()), [HALVE, HALVE, CACHE, HOST, 5, 4, 5])
     width = [row[0] for row in seen]
@@ -149,14 +170,18 @@ def tasks(draw, binding=None):
         pin, apart = ((0, int(rng.integers(k))),), ((0, n - 1),) if n > 1 and k > 1 else ()
         together = ((1, 2),) if n > 3 else ()
         constraints, kept = Constraints(pin, together, apart, no_split=(n - 1,)), kept | {"tw"}
+    apart_from_hbm = {"cached", *residences}  # under "kernel" there are no kinds but columns: residences are the news
+    objective = draw(st.sampled_from(["iteration", "iteration", "kernel"]))
+    kernel = objective == "kernel"
     return Task(
         pool,
         tuple((memory * rng.uniform(0.8, 1.2, k) / k).astype(int).tolist()),
-        "iteration",
+        objective,
         int(rng.integers(64, 4096)),
+        speed=tuple(rng.uniform(0.5, 2, k)) if draw(st.booleans()) else (),
         links=Links(port=6e8, uplink=1e8, group=group) if hosts else None,
-        kinds=tuple(kept),
-        residences=residences,
+        kinds=("tw", "cw") if kernel else tuple(kept),
+        residences=tuple(apart_from_hbm) if kernel else residences,
         host_memory=int(1e12 if roomy else memory / k),
         accounting=draw(st.sampled_from(["weights", "training", "torchrec", "true"])),
         constraints=constraints,
@@ -265,6 +290,20 @@ def test_ahead_is_what_the_costs_become():
 @pytest.mark.parametrize("observation", OBSERVATIONS)
 def test_gymnasium_finds_nothing_wrong(observation):
     check_env(env_of(one_table(), observation=observation), skip_render_check=True)
+
+
+def test_tables_of_ones_own(monkeypatch):
+    pool = make_pool(rows=[10, 20_000, 30, 40, 50, 60], dim=16, pooling=2)
+    told = {"tables": pool, "devices": 4, "memory_gb": 1e6 / 2**30, "tables_per_task": 3, "num_tasks": 6}
+    told |= {"unseen": False, "links": HOSTS, "kinds": KINDS}
+    envs = gym.make_vec("ShardGym-Own", num_envs=2, observation="flat", **told)
+    assert envs.single_action_space.n == 10
+    _, infos = envs.reset(seed=0)
+    large = [task for task in envs.unwrapped.bank.tasks if task.tables.rows.max() == 20_000]
+    assert large and infos["action_mask"].shape == (2, 10)  # 1,280,000 bytes: whole it fits nowhere
+    monkeypatch.setattr("shard_gym.envs.own.TRIES", 20)
+    with pytest.raises(InfeasibleTask, match="no task of 3 tables"):
+        gym.make("ShardGym-Own", **told | {"memory_gb": 1e3 / 2**30})
 
 
 def test_the_page_is_true():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shard_gym import Task
 from shard_gym.envs.drawing import DARK_BLUE, EDGE, GREEN, HEIGHT, LEFT, LEGEND, ORANGE, RED, picture, round_numbers
 from shard_gym.envs.env import ShardingEnv
-from shard_gym.envs.render import in_units, waiting
+from shard_gym.envs.render import in_units
 from shard_gym.errors import MissingDependency, ShardGymError
 from shard_gym.tables.pool import GB
 from tests.env_helpers import TABLE_BYTES, PoolingMs, Slow, play, play_where_it_fits, split_env, tiny_env, tiny_task
@@ -125,13 +125,13 @@ def test_what_waits_by_hand():
     env = split_env(tiny_task(splits_allowed=True), render_mode="rgb_array")
     (whole, half) = drawn(env, [2])  # the 4 ms table, in halves
     assert (whole != half).any()
-    coming = waiting(env._state)
+    coming = env._state.coming()
     assert (coming.name, coming.rows, coming.dim, coming.pooling) == ("1/2 of table_2", 100, 8, 4.0)
     assert (coming.size, coming.count, coming.total, coming.alone) == (TABLE_BYTES // 2, 4, 3 * TABLE_BYTES, 4.0)
     assert coming.shares.shape == (2, 17)
     for _ in range(4):
         env.step(0)
-    assert waiting(env._state) is None
+    assert env._state.coming() is None
     assert env.render().shape == half.shape
 
 

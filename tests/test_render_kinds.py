@@ -5,7 +5,6 @@ import pytest
 
 from shard_gym.envs.drawing import CHOICES, picture
 from shard_gym.envs.env import ShardingEnv
-from shard_gym.envs.render import waiting
 from shard_gym.envs.vector_env import ShardingVectorEnv
 from tests.test_env_kinds import CACHE, COPY, HALVE, HOST, ROWS, env_of, one_table
 
@@ -34,11 +33,11 @@ def test_memory_is_coloured_by_kind():
 
 def test_pieces_are_told_by_size_and_residence():
     state = shown([HALVE, CACHE])
-    told = waiting(state)
+    told = state.coming()
     assert (told.name, told.dim, told.count, told.size) == ("1/2 of table_0, 10% cached", 8, 2, 10 * 8 * 4 // 10)
     assert told.alone == 80  # numbers of half a table
-    assert waiting(shown([HALVE, 0])).count == 1
-    assert waiting(shown([ROWS])) is None
+    assert shown([HALVE, 0]).coming().count == 1
+    assert shown([ROWS]).coming() is None
 
 
 def test_text_tells_shards_and_hosts():

@@ -26,9 +26,9 @@ from shard_gym.envs.canvas import (
     Colour,
 )
 from shard_gym.envs.episodes import Prepared
-from shard_gym.envs.render import Waiting, in_units, unit_of, waiting
+from shard_gym.envs.render import in_units, unit_of
 from shard_gym.envs.rewards import outcome
-from shard_gym.envs.states import State
+from shard_gym.envs.states import State, Waiting
 from shard_gym.simulators import Latency
 from shard_gym.tables.pool import NUM_BINS
 
@@ -52,7 +52,7 @@ USE_LABELS = ("1", "4", "16", "64", "256", "1k", "4k", "", "more")  # of every o
 
 def picture(state: State, title: str) -> Canvas:
     """The state of an episode."""
-    devices, coming = len(state.free), waiting(state)
+    devices, coming = len(state.free), state.coming()
     width = min(max(NARROWEST, LEFT + SLOT * devices + EDGE), WIDEST)
     canvas = Canvas(width + width % 2, HEIGHT)  # videos want even numbers
     _draw_title(canvas, state, title)

@@ -8,7 +8,7 @@ import numpy as np
 
 from shard_gym.envs.episodes import Episode
 from shard_gym.envs.kinds import PreparedForms
-from shard_gym.envs.states import State
+from shard_gym.envs.states import State, Waiting
 from shard_gym.plan.forms import DEVICE, HOST
 from shard_gym.plan.nodes import MOST_HALVINGS
 from shard_gym.plan.plan import Plan
@@ -37,7 +37,7 @@ class KindState(State):
 
     __slots__ = ("chosen", "prepared")
 
-    placing: Sharing
+    placing: Sharing  # type: ignore[assignment]  # it has what is asked of all
 
     def __init__(self, episode: Episode) -> None:
         p = episode.prepared
@@ -114,6 +114,27 @@ class KindState(State):
             devices += [d for target in targets for d in range(target * span, (target + 1) * span)]
             forms += [form] * (span * len(targets))
         return np.array(forms, np.int64), np.array(devices, np.int64)
+
+    def coming(self) -> Waiting | None:
+        """Tables still to be placed; None at the end."""
+        if self.done:
+            return None
+        p, row, table = self.prepared, self.row, self.episode.nodes[self.position]
+        tables, level = p.task.tables, int(p.forms.level[row])
+        residence, share = p.forms.residences[p.forms.residence[row]]
+        kept = {"hbm": "", "uvm": ", in uvm", "cached": f", {share:.0%} cached"}[residence]
+        later = p.sizes[self.episode.order[self.position + 1 :]].sum()
+        return Waiting(
+            name=("" if level == 0 else f"1/{2**level} of ") + tables.name[table] + kept,
+            rows=int(tables.rows[table]),
+            dim=int(tables.dim[table]) >> level,
+            pooling=float(tables.pooling[table]),
+            size=int(p.piece_sizes[row]),
+            alone=p.cost_alone(row),
+            shares=np.stack([tables.uses[table], tables.accesses[table]]),
+            count=self.num_pieces - self.num_placed,
+            total=int(later + p.sizes[table] * self.left // 2**level),
+        )
 
     def bytes_by_choice(self) -> np.ndarray:
         """Bytes that each choice of sharding takes of each device, (4, K)."""

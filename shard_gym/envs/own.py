@@ -15,7 +15,8 @@ from shard_gym.envs.bank import Bank
 from shard_gym.envs.env import ShardingEnv
 from shard_gym.envs.vector_env import NEXT_STEP, ShardingVectorEnv
 from shard_gym.errors import InfeasibleTask, InvalidTask, UnknownName
-from shard_gym.plan.feasibility import first_fit_decreasing
+from shard_gym.plan.feasibility import first_fit_decreasing, quick
+from shard_gym.plan.forms import beyond_columns
 from shard_gym.plan.nodes import halvings
 from shard_gym.records.numbers import whole
 from shard_gym.tables.pool import TablePool
@@ -48,6 +49,10 @@ class BankSettings(TypedDict, total=False):
     accounting: str
     speed: Sequence[float]
     links: Links | None
+    kinds: Sequence[str]
+    residences: Sequence[str]
+    host_memory: int
+    host_link: float | None
 
 
 def own_bank(
@@ -167,7 +172,12 @@ def _draws(
 
 
 def _check_room(task: Task) -> None:
-    """Refuse a task that first-fit does not place, neither whole nor in the smallest pieces."""
+    """Refuse a task that simple rules find no plan of: first-fit places it, whole or in the smallest pieces, or where
+    there are more kinds of sharding, `evenly` does."""
+    if beyond_columns(task):
+        if not (verdict := quick(task)).feasible:
+            raise InfeasibleTask(verdict.reason)
+        return
     try:
         first_fit_decreasing(task)
     except InfeasibleTask:

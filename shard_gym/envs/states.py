@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from shard_gym.envs.episodes import Episode
-from shard_gym.memory.usage import overshoot
+from shard_gym.memory.usage import overshoot, piece_bytes
 from shard_gym.plan.placing import one
 from shard_gym.plan.plan import Plan
 from shard_gym.simulators import Latency
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Tables still to be placed: the one that comes next, or the piece of one, and how much there is in all."""
+
+    name: str
+    rows: int
+    dim: int
+    pooling: float
+    size: int  # bytes on its device
+    alone: float | None  # ms on a device of its own; None where the simulator would have to measure it
+    shares: np.ndarray  # (2, 17) of the rows touched, and of the lookups, by uses of a row in a batch
+    count: int  # tables that wait, this one among them
+    total: int  # bytes of all that wait
 
 
 class State:
@@ -120,6 +137,25 @@ class State:
         nodes = np.array(self.nodes, np.int64)
         placed = actions < self.episode.num_devices
         return nodes[placed], actions[placed]
+
+    def coming(self) -> Waiting | None:
+        """Tables still to be placed; None at the end."""
+        if self.done:
+            return None
+        p, node = self.episode.prepared, int(self.episode.order[self.position])
+        tables, level, plan = p.nodes.pieces.tables, int(p.nodes.level[node]), self.plan()
+        left, (source, _, dim) = np.array(plan.device) < 0, p.task.pieces(plan.splits)
+        return Waiting(
+            name=tables.name[node] if level == 0 else f"1/{2**level} of {tables.name[node]}",
+            rows=int(tables.rows[node]),
+            dim=int(tables.dim[node]),
+            pooling=float(tables.pooling[node]),
+            size=int(p.sizes[node]),
+            alone=None if p.embedding is None else float(p.alone[node]),
+            shares=np.stack([tables.uses[node], tables.accesses[node]]),
+            count=int(left.sum()),
+            total=int(piece_bytes(p.task, *(np.array(column)[left] for column in (source, dim))).sum()),
+        )
 
     def bytes_by_choice(self) -> np.ndarray:
         """Bytes that each choice of sharding takes of each device, (1, K): all are whole tables or columns."""

@@ -69,21 +69,21 @@ class Keeping:
     def keep(self, asked: Asked, device: Rows, changed: np.ndarray | None = None) -> None:
         """Take in where whole pieces go; a group takes its room when the first of it is placed."""
         rules, (each, rule, asks) = self.options.rules, asked
-        group, device = rules.group[rule], np.broadcast_to(device, each.shape)
+        group, to = rules.group[rule], np.broadcast_to(device, each.shape)
         new = self._seat[each, group] < 0
         if changed is not None:
             new &= ~changed
-        each, rule, group, device, asks = each[new], rule[new], group[new], device[new], asks[new]
+        each, rule, group, to, asks = each[new], rule[new], group[new], to[new], asks[new]
         home, size = rules.home[rule], np.where(rule < 0, asks[:, 0], self.options.held[rule])
-        self._seat[each, group] = np.where(group < 0, -1, device)
-        kept, moved = home >= 0, home != device
+        self._seat[each, group] = np.where(group < 0, -1, to)
+        kept, moved = home >= 0, home != to
         self.room[each[kept], home[kept]] += size[kept]
-        self.room[each, device] -= size
+        self.room[each, to] -= size
         left = moved & kept
         self._near[each[left], :, home[left]] -= rules.apart[rule[left]]
-        self._near[each[moved], :, device[moved]] += rules.apart[rule[moved]]
+        self._near[each[moved], :, to[moved]] += rules.apart[rule[moved]]
         if rules.away is not None:
-            self._moves[each] -= rules.away[rule, device] - rules.away[rule, home]
+            self._moves[each] -= rules.away[rule, to] - rules.away[rule, home]
 
 
 def _of_width(old: np.ndarray, width: int, fill: int) -> np.ndarray:

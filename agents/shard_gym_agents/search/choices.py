@@ -71,8 +71,7 @@ class Choices:
 
     def _bind(self) -> None:
         """Keep tables whose device is constrained whole on one; those together are the first one's forms."""
-        task, forms, rules = self.task, self.forms, self.rules
-        c = task.constraints
+        forms, c = self.forms, self.task.constraints
         held = [*(t for t, _ in c.pin), *(t for group in (*c.together, *c.apart) for t in group)]
         self.may[np.isin(forms.table, held) & (forms.level > 0)] = False
         self.may[np.isin(forms.table, held), 1:] = False

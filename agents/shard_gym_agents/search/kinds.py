@@ -1,10 +1,10 @@
 """Search over all kinds of sharding: tables in turn to the cheapest of all their options, some taken out and put back.
 
-Costs that add up over a device's shards are searched exactly; of others, options are compared by what shards add near
-the best plan so far, and each change is asked about. The aim is the sum of fourth powers of the devices' loads, which
-knows how even all devices are, and bytes at the price that the bound comes with (Lagrange's relaxation,
-`bounds.prices`): dear memory goes to the tables that gain most by it. A table's pieces are alike, so those of one form
-go, one by one, where they add least: that is best for the form.
+Costs that add up over a device's shards are searched exactly, and shards swapped between devices until all are even. Of
+others, options are compared by what shards add near the best plan so far, and each change is asked about. The aim is
+the sum of fourth powers of the devices' loads, which knows how even all devices are, and bytes at the price that the
+bound comes with (Lagrange's relaxation, `bounds.prices`): dear memory goes to the tables that gain most by it. A
+table's pieces are alike, so those of one form go, one by one, where they add least: that is best for the form.
 """
 
 from __future__ import annotations
@@ -25,18 +25,15 @@ from shard_gym_agents.search.choices import Choices, Option
 from shard_gym_agents.search.kinds_board import LIFT, Board
 from shard_gym_agents.search.kinds_greedy import greedy_board, of_few_kinds
 from shard_gym_agents.search.kinds_pieces import Pieces, improved
+from shard_gym_agents.search.kinds_ruins import ruined
 from shard_gym_agents.search.kinds_swaps import even_out
 from shard_gym_agents.search.state import Budget, Costs
 from shard_gym_agents.solvers.solver import Progress, require_number, task_rng
 
-RUIN = (2, 9)  # tables taken out at a time: from, below
 POLISH = 0.25  # share of the changes after which shards are swapped until no swap helps
-EMPTIED = 0.1  # share of the changes that take out all of a few devices, ...
-EMPTY = 1, 4  # ... how many: from, below, ...
-DEAR = 4  # ... and one of so many tables that are farthest above the bound
-WILD = 0.1  # share of the changes that begin with a table in any option that has room
-FROM_SLOW = 0.8  # share of the times that they are taken from the slowest device and another
+WILD, WILDEST = 0.002, 0.5  # share of the changes that begin with a table in any option: for each in vain, at most
 NARROWER = 0.7  # of the gap to the bound that options were left out for, before more are
+GUESSED = 0.1  # of the bound: the gap where it is no bound, as costs do not add up
 LOW = -0.5  # in the end: what is far below the slowest counts for nothing
 WARM = 0.0003  # of the bound: how much for the worse a change may be at first
 ROUNDS = 4  # of a search by costs that do not add up: the costs of shards are asked about anew
@@ -54,8 +51,8 @@ class Search:
         forms = self.choices.forms
         if why := lacking(task, forms):
             raise InfeasibleTask(why)
-        fits = np.logical_or.reduceat((forms.fits & self.choices.may).any(axis=1), forms.first[:-1])
-        if not fits.all():
+        if not self.choices.suffice(self.choices.may):
+            fits = np.logical_or.reduceat((forms.fits & self.choices.may).any(axis=1), forms.first[:-1])
             table = int(fits.argmin())
             raise InfeasibleTask(f"table {table} fits on no device: constraints keep it whole on one")
         self.rates = planner.rates(task)
@@ -152,12 +149,13 @@ class Search:
         if not missing:
             self.polish(board, rng)
             self.seen(board)
-        changes, begun, gap = 0, self._spent, self._narrow(board, np.inf)
+        changes, vain, begun, gap = 0, 0, self._spent, self._narrow(board, np.inf)
         while self._spent < share and (missing or self._worth_more):
             left = max(0.0, 1 - (self._spent - begun) / max(share - begun, 1e-9))
             board.raised(LOW + (LIFT - LOW) * left)
             heat = WARM * left * ((1 + board.lift) ** 3 if board.ask is None else 1.0)
-            lost = self._changed(board, missing, rng, heat * float(rng.exponential()))
+            best, wild = self.makespan, rng.random() < min(WILDEST, vain * WILD)
+            lost = self._changed(board, missing, rng, heat * float(rng.exponential()), wild)
             if lost is not None:
                 missing = lost
                 if not missing and rng.random() < POLISH:
@@ -166,7 +164,7 @@ class Search:
                     return True
                 gap = self._narrow(board, gap)
             self._count(board)
-            changes += 1
+            changes, vain = changes + 1, 0 if self.makespan < best else vain + 1
             if changes % CHECK == 0:
                 board.settle()
         return False
@@ -178,15 +176,19 @@ class Search:
         else:
             improved(board, self.pieces, self.budget, rng)
 
-    def _changed(self, board: Board, missing: list[int], rng: np.random.Generator, worse: float) -> list[int] | None:
-        """Take some items out and put them and those missing in; what is missing then, or None where it was undone."""
+    def _changed(
+        self, board: Board, missing: list[int], rng: np.random.Generator, worse: float, wild: bool
+    ) -> list[int] | None:
+        """Take some items out and put them and those missing in; what is missing then, or None where it was undone.
+
+        It is undone if the aim is more than that much worse. A wild change puts the first item anywhere.
+        """
         before = board.worth
-        out = self._emptied(board, rng) if rng.random() < EMPTIED else self._ruined(board, rng)
+        out = ruined(board, self.prices.excess, rng)
         old = {item: board.chosen[item] for item in out}
         for item in out:
             board.take(item)
         back, lost, noise = [*missing, *out], [], float(rng.uniform(*NOISE))
-        wild = rng.random() < WILD
         for number, item in enumerate(back):
             option = board.any(item, rng) if wild and not number else board.best(item, noise)
             if option is None:
@@ -207,10 +209,10 @@ class Search:
         board.asked %= self.task.num_devices
 
     def _narrow(self, board: Board, before: float) -> float:
-        """Leave out options so dear that no plan with them is better: exact where costs add up."""
+        """Leave out options so dear that no plan with them is better; where costs do not add up, that is a guess."""
         if len(board.chosen) < len(self.choices.items):
             return before
-        gap = self.makespan - self.prices.bound
+        gap = self.makespan - self.prices.bound if self.pieces is None else GUESSED * self.unit
         if gap < NARROWER * before:
             board.narrow(self.may & (self.prices.excess <= gap))
             return gap
@@ -236,30 +238,6 @@ class Search:
         if self.budget.calls:
             return self.costs.planner.calls / self.budget.calls
         return self.budget.spent_seconds / max(self.budget.seconds, 1e-9)
-
-    def _emptied(self, board: Board, rng: np.random.Generator) -> list[int]:
-        """Items to take out: one of those farthest above the bound, and all of a few devices, dearest first."""
-        placed = list(board.chosen)
-        excess = [self.prices.excess[board.chosen[item].form, board.chosen[item].choice] for item in placed]
-        dear = placed[int(np.argsort(excess)[-1 - int(rng.integers(min(DEAR, len(placed))))])]
-        k = len(board.load)
-        devices = rng.choice(k, min(int(rng.integers(*EMPTY)), k), replace=False)
-        out = np.flatnonzero(board.alone[:, devices].any(axis=1))
-        by_cost = out[np.argsort(-board.cost[out].max(axis=1), kind="stable")]
-        return list(dict.fromkeys([dear, *by_cost.tolist()]))
-
-    def _ruined(self, board: Board, rng: np.random.Generator) -> list[int]:
-        """Items to take out: some of the slowest device, or of all."""
-        placed = np.fromiter(board.chosen, np.int64, len(board.chosen))
-        count = min(int(rng.integers(*RUIN)), len(placed))
-        if rng.random() < FROM_SLOW:
-            slow = int(board.load.argmax())
-            other = int(rng.integers(len(board.load)))
-            mine, theirs = (placed[board.cost[placed, d] > 0] for d in (slow, other))
-            some = rng.permutation(mine)[: (count + 1) // 2]
-            out = dict.fromkeys([*some.tolist(), *rng.permutation(theirs)[: count // 2].tolist()])
-            return rng.permutation(list(out)).tolist()
-        return rng.choice(placed, count, replace=False).tolist()
 
     @property
     def sums(self) -> np.ndarray:

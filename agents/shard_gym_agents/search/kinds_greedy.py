@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from shard_gym.plan.fitting import even_choices
 from shard_gym.plan.forms import DEVICE
+from shard_gym_agents.search.choices import Option
 from shard_gym_agents.search.kinds_board import LIFT, Board
 
 if TYPE_CHECKING:
@@ -40,7 +42,19 @@ def greedy_board(search: Search) -> Board:
         near = search.makespan <= search.prices.bound * NEAR
         if (search.chosen and near) or (enough and (search.chosen or search.over)):
             break
-    return min(found, key=_amiss)
+    return min(found, key=_amiss) if search.chosen else _evenly(search) or min(found, key=_amiss)
+
+
+def _evenly(search: Search) -> Board | None:
+    """A board with tables spread evenly, which takes least room; None if that leads nowhere, or rules forbid it."""
+    choices = search.choices
+    if choices.rules.binding or (chosen := even_choices(choices.forms)) is None:
+        return None
+    board = search.board(search.prices.price)
+    for item, (form, choice, targets) in enumerate(chosen):
+        board.put(item, Option(0.0, form, choice, tuple(sorted(targets))))
+    search.seen(board)
+    return board
 
 
 def turns(search: Search) -> Iterator[Turn]:

@@ -1,4 +1,4 @@
-"""Pieces on single devices as the search of whole tables knows them: moves and swaps that the planner is asked about."""
+"""Pieces on single devices as the search of whole tables knows them: moves and swaps by asking the planner."""
 
 from __future__ import annotations
 
