@@ -63,24 +63,21 @@ def play(net: ScoreNet, menu: Menu, planner: FastSimulator, generator: torch.Gen
     """Place all items; options are drawn, or the best."""
     offers, where = Offers(menu, planner), net.weights.device
     tables, alive, each = _tables(net, menu), np.ones(len(menu.task), bool), np.arange(len(menu.task))
-    options = _options(net, menu)
-    actions, seen, legal, times = ([] for _ in range(4))
+    options, steps, times = _options(net, menu), list[tuple[Tensor, Tensor, Tensor]](), list[np.ndarray]()
     for step in range(menu.item.shape[1]):
-        found, may = offers.look(step)
-        real, fits = menu.choice[:, step] >= 0, may.any(axis=1)
-        alive &= fits | ~real.any(axis=1)
-        may |= ~fits[:, None] & (real | ~real.any(axis=1)[:, None])
-        shown = torch.from_numpy(found).to(where)
-        scores = net(tables[:, step, None], shown, options[:, step])
-        chosen = rollouts.choose(scores, may, generator)
+        found, legal = offers.look(step)
+        real, dead_end = menu.choice[:, step] >= 0, ~legal.any(axis=1)
+        padded = ~real.any(axis=1)
+        alive[dead_end & ~padded] = False
+        legal[dead_end] = (real | padded[:, None])[dead_end]
+        seen = torch.from_numpy(found).to(where)
+        chosen = rollouts.choose(net(tables[:, step, None], seen, options[:, step]), legal, generator)
         at = each, chosen.cpu().numpy()
         offers.take(at[1])
-        actions.append(chosen)
-        seen.append(shown)
-        legal.append(torch.from_numpy(may).to(where))
+        steps.append((chosen, seen, torch.from_numpy(legal).to(where)))
         times.append(offers.times[at])
-    stacked = (torch.stack(column, 1) for column in (actions, seen, legal))
-    return Played(offers, *stacked, np.stack(times, 1), alive)
+    actions, shown, open_ = (torch.stack(column, 1) for column in zip(*steps, strict=True))
+    return Played(offers, actions, shown, open_, np.stack(times, 1), alive)
 
 
 def log_policy(net: ScoreNet, played: Played) -> Tensor:

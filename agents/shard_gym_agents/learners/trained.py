@@ -101,7 +101,9 @@ class Trained:
             return {"": path}
         if self.suite:
             return {"": self._serving(suites.get(self.suite))}
-        found = {key: path for key, path in shipped(self.learner).items() if key in (*OF_NO_SUITE.values(), OF_ALL_KINDS)}
+        found = {
+            key: path for key, path in shipped(self.learner).items() if key in (*OF_NO_SUITE.values(), OF_ALL_KINDS)
+        }
         if not found:
             why = f"no weights of {self.learner} are shipped for tasks of any suite"
             raise self._untrained(OF_NO_SUITE["iteration"], why)
