@@ -34,6 +34,8 @@ if find_spec("gymnasium"):  # a bare host that only measures has none
         gymnasium.register(
             f"ShardGym-Flex-{_bank}",
             entry_point="shard_gym.flexshard.env:FlexEnv",
+            vector_entry_point="shard_gym.flexshard.vector_env:make_flex_vector_env",
+            reward_threshold=suites.thresholds()[f"flex-{_bank.lower()}"],
             max_episode_steps=65,
             kwargs={"tasks": _bank},
         )

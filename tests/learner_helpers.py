@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from shard_gym import Plan, simulators
+from shard_gym.errors import CorruptFile
 from shard_gym.task.suites import Suite
 from shard_gym.task.task import Task
 from shard_gym_agents.learners.learner import packed, unpack
@@ -136,3 +137,14 @@ def assert_reproducible(make):
     assert [again.iterate() for _ in range(2)] == told[2:]
     assert same(again.state(), straight.state())
     assert other.iterate() != told[0]
+
+
+def refuses_broken(path, load):
+    """Check that half of a file is refused, and a file with one bit changed."""
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(CorruptFile, match="not a whole file"):
+        load(path)
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(CorruptFile, match="changed or damaged"):
+        load(path)

@@ -15,7 +15,7 @@ from shard_gym_agents.learners.autoshard_actors import TABLE, Actor, Net, Reques
 from shard_gym_agents.learners.learner import packed, save_tensors
 from shard_gym_agents.learners.training import Schedule, train
 from tests.env_helpers import PoolingMs
-from tests.learner_helpers import one_thread, same, toy_planner, toy_suite  # noqa: F401
+from tests.learner_helpers import one_thread, refuses_broken, same, toy_planner, toy_suite  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("toy_planner", "one_thread")
 SMALL = Config(num_envs=8, batch=4)
@@ -239,13 +239,7 @@ def test_a_saved_policy_plans_the_same(tmp_path):
 def test_files_that_hold_something_else_are_refused(tmp_path):
     path = tmp_path / "a.safetensors"
     untrained().save(path)
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(CorruptFile, match="not a whole file"):
-        load(path)
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(CorruptFile, match="changed or damaged"):
-        load(path)
+    refuses_broken(path, load)
     save_tensors(path, {"weight": torch.ones(1)}, {"kind": "autoshard"})
     with pytest.raises(CorruptFile, match="AutoShard's network"):
         load(path)

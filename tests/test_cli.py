@@ -213,7 +213,7 @@ def test_tables_of_a_file_may_be_split_if_told_so(tmp_path, capsys):
 
 def test_tables_need_devices(tmp_path, capsys):
     (tmp_path / "tables.csv").write_text("rows\n5\n")
-    for given in ([], ["--devices", "2"], ["--memory-gb", "2"], ["--devices", "0", "--memory-gb", "1"]):
+    for given in ([], ["--devices", "2"], ["--memory-gb", "2"]):
         assert main(["solve", "--tables", str(tmp_path / "tables.csv"), *given, "--agent", "random"]) == 2
         assert "--devices K and --memory-gb G" in capsys.readouterr().err
 

@@ -2,12 +2,20 @@
 
 import json
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from shard_gym import Plan, Task, make_pool
+from shard_gym import Plan, Task, make_pool, simulators
+from shard_gym.plan.shards import shards
 from shard_gym.plan.violations import plan_bytes
 from shard_gym.task.links import Links
+from shard_gym.torchrec.report import report
+from shard_gym.torchrec.stats import plan_stats
+from shard_gym_agents.cli import plans
 from shard_gym_agents.cli.main import main
+from tests.test_bridge_storage_plans import plan_of
 
 KINDS, ALL = ("tw", "cw", "rw", "twrw", "grid", "dp"), (0, 1, 2, 3)
 TABLES = make_pool(rows=[2**26, 2**24, 10], dim=[16, 8, 32], pooling=[3, 20, 1], name=("a", "b", "c"), dtype="fp32")
@@ -40,6 +48,30 @@ def tables(tmp_path):
     host = "hosts = 2\nlink_gb_s = 100\nhost_gb_s = 10\nhost_memory_gb = 2\nhost_link_gb_s = 25\n"
     (tmp_path / "m.toml").write_text(f"devices = 4\nmemory_gb = 1\nreserve = 0\n{host}")
     return ["--tables", str(tmp_path / "tables.csv"), "--hardware", str(tmp_path / "m.toml")]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([(4, 2), (4, 4), (6, 3), (1, 1)]))
+def test_reports_on_drawn_plans_add_up(seed, machine):
+    """Counts of the reports are those of the shards, and lines of statistics are 100 wide."""
+    rng, (devices, host) = np.random.default_rng(seed), machine
+    tables = make_pool(rng.integers(10, 10**5, 6), rng.choice([8, 16, 24, 32], 6))
+    links, memory = Links(1e8, group=host, uplink=1e7), (2**40,) * devices
+    rooms = {"residences": ("hbm", "uvm", "cached"), "host_memory": 2**40}
+    task = Task(tables, memory, "iteration", 256, links=links, kinds=KINDS, **rooms)
+    plan = plan_of(rng, task, host)
+    placed, judge = shards(task, plan), simulators.make("roofline:h100-v2")
+    lines = [line.split() for line in plans.report(task, plan, judge).splitlines()]
+    assert [int(line[1]) for line in lines[2 : 2 + devices]] == np.bincount(placed.device, minlength=devices).tolist()
+    if not plan.table_wise:
+        counts = [(int(count), int(number)) for count, _, _, number, *_ in lines[4 + devices :]]
+        assert sum(count for count, _ in counts) == 6
+        assert sum(count * number for count, number in counts) == len(placed.table)
+    stats = plan_stats(task, plan, judge)
+    assert max(map(len, report(stats).splitlines())) <= 100
+    assert sum(len(table.ranks) for table in stats.tables) == len(placed.table)
+    held = np.array([(rank.hbm_bytes, rank.ddr_bytes) for rank in stats.ranks])
+    assert (held == np.stack(plan_bytes(task, plan), axis=1)).all()
 
 
 def told(capsys, *command):
@@ -170,3 +202,25 @@ def test_plans_that_the_task_does_not_allow_are_refused(tables, stored, capsys):
     for message, kinds in wrong.items():
         assert main(["score", *tables, "--plan", plan, *kinds]) == 2
         assert message in capsys.readouterr().err
+
+
+BROKEN = {
+    "table 0 is cached: its share of rows in device memory is more than 0 and at most 1, got 1.5": {
+        "share": [1.5, 1, 1]
+    },
+    "table 0 ('a') is rw on devices (0, 1, 2): it goes to all, 0 to 3": {"devices": [[0, 1, 2], [2, 3], [0, 1, 2, 3]]},
+    "table 1 ('b') is twrw on devices (2, 2): it goes to all 2 of a host": {"devices": [[*ALL], [2, 2], [*ALL]]},
+    "table 2 has the unknown kind 'hybrid'": {"kind": ["rw", "twrw", "hybrid"]},
+    "table 1 has the unknown residence 'ssd'": {"residence": ["cached", "ssd", "hbm"]},
+    "a plan has device, splits, kind, devices, got": {"schema": "shard-gym/plan/1"},
+}
+
+
+@pytest.mark.parametrize("message", BROKEN)
+def test_plans_that_are_none_are_refused_in_one_line(stored, tmp_path, capsys, message):
+    task, _ = stored
+    (tmp_path / "broken.json").write_text(json.dumps(PLAN.to_dict() | BROKEN[message]))
+    for command in (["score", "--plan"], ["stats"]):
+        assert main([*command, str(tmp_path / "broken.json"), *task]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1

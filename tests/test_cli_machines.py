@@ -120,6 +120,14 @@ def test_what_is_wrong_is_told_in_one_line(tables, capsys, command, told):
     assert told in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("devices", ["10**12", "0", "-1", "two"])
+def test_devices_are_a_whole_number(tables, capsys, devices):
+    with pytest.raises(SystemExit) as ended:
+        main(["solve", *tables, "--agent", "cost-greedy", f"--devices={devices}"])
+    assert ended.value.code == 2
+    assert f"--devices: '{devices}' is not a whole number above 0" in capsys.readouterr().err
+
+
 def test_what_is_for_tables_is_refused_elsewhere(tmp_path, capsys):
     Plan((0,)).save(tmp_path / "plan.json")
     for given in (["--devices", "4"], ["--hardware", "dgx-h100"], ["--memory-gb", "4"], ["--allow-splits"]):

@@ -180,3 +180,23 @@ def test_a_plan_in_use_is_changed(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == [told[0], *told[3 + task.num_devices + 1 : -1]]
     assert main([*reshard, "--horizon", "0"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "moving takes 0.0 ms at 20 GB/s a device"
+
+
+def test_a_plan_in_use_may_be_of_any_kinds(given, tmp_path, capsys):
+    """Table a by rows on both devices, 500 of 32 bytes each; then whole on the second one, which has half of it."""
+    task = Task(TABLES, (2**20,) * 2, "iteration", 512, kinds=("tw", "cw", "rw"))
+    base = Plan((0, 0, 1, 1), kind=("rw", "tw", "tw", "tw"), devices=((0, 1), (0,), (1,), (1,)))
+    which, new = ["--task", given(task)], given(Plan((1, 0, 1, 1)))
+    assert main(["diff", given(base), new, *which]) == 0
+    *_, heads, move = capsys.readouterr().out.splitlines()
+    assert heads.split() == ["table", "columns", "rows", "GiB", "from", "to"]
+    assert move.split() == ["a", "0-15", "0-499", "0.000", "0", "1"]
+    assert main(["diff", given(base), new, *which, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["moves"][0]["rows"], told["bytes"]) == ([0, 500], 16_000)
+    reshard = ["reshard", *which, "--base", given(base), "--calls", "300", "--horizon", "0"]
+    assert main([*reshard, "--out", str(tmp_path / "kept.json")]) == 0
+    assert Plan.load(tmp_path / "kept.json") == base
+    assert "0 of 4 tables move" in capsys.readouterr().out
+    assert main(["solve", *which, "--agent", "auto", "--base", given(base)]) == 2
+    assert "reshard` takes any" in capsys.readouterr().err

@@ -18,7 +18,8 @@ from shard_gym.results.evaluate import score
 from shard_gym.simulators.base import counted
 from shard_gym.task.links import Links
 from shard_gym_agents import make
-from shard_gym_agents.search.exact import Milp, Program, alike_devices, decide
+from shard_gym_agents.search.exact import Milp, decide
+from shard_gym_agents.search.programs import Program, alike_devices
 from tests.env_helpers import PoolingMs
 from tests.pool_helpers import fp16_pool as make_pool
 from tests.test_bounds import WIRES, drawn_task

@@ -117,10 +117,8 @@ def test_programs_that_there_is_no_time_to_build_are_left_out():
     assert "too little to begin with a program" in decide(sizes(7, 7, 3, 3, 3, memory=(9, 9, 6)), 1e-6).reason
 
 
-@pytest.mark.parametrize("answer", [True, KeyboardInterrupt])
-def test_a_stopped_search_returns_its_best_plan(answer, monkeypatch):
-    """Begun with the worst plan of all, so that the program has something to tell."""
-    task = replace(suites.get("dlrm-20x4").tasks("test")[0], name="stopped")
+def stopping(answer):
+    """Makespans that a search tells, and the `progress` that notes and stops it at the first."""
     told: list[float] = []
 
     def progress(makespan: float, seconds: float) -> bool:
@@ -129,6 +127,14 @@ def test_a_stopped_search_returns_its_best_plan(answer, monkeypatch):
             raise KeyboardInterrupt
         return True
 
+    return told, progress
+
+
+@pytest.mark.parametrize("answer", [True, KeyboardInterrupt])
+def test_a_stopped_search_returns_its_best_plan(answer, monkeypatch):
+    """Begun with the worst plan of all, so that the program has something to tell."""
+    task = replace(suites.get("dlrm-20x4").tasks("test")[0], name="stopped")
+    told, progress = stopping(answer)
     monkeypatch.setattr(Milp, "_start", lambda *_: Plan((0,) * task.num_tables))
     begun = time.perf_counter()
     found = Milp(budget=300.0, gap=0.0, progress=progress).solve(task, ROOFLINE)
@@ -138,14 +144,7 @@ def test_a_stopped_search_returns_its_best_plan(answer, monkeypatch):
 
 @pytest.mark.parametrize("answer", [True, KeyboardInterrupt])
 def test_a_search_stopped_at_its_start_begins_no_program(answer):
-    told: list[float] = []
-
-    def progress(makespan: float, seconds: float) -> bool:
-        told.append(makespan)
-        if answer is KeyboardInterrupt:
-            raise KeyboardInterrupt
-        return True
-
+    told, progress = stopping(answer)
     task = suites.get("mixed-10to59x4-split").tasks("val")[0]
     found = Milp(budget=60.0, progress=progress).solve(task, ROOFLINE)
     assert found.makespan == pytest.approx(told[-1], rel=1e-12) and len(told) == 1

@@ -6,16 +6,17 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import shard_gym  # noqa: F401  # registers the ids
 from shard_gym.envs.drawing import DARK_BLUE
 from shard_gym.envs.env import BadAction
 from shard_gym.errors import InvalidTask, UnknownName
 from shard_gym.flexshard import NAMES
+from shard_gym.flexshard.bank import COUNTS, flex_tasks
 from shard_gym.flexshard.curves import from_rows
-from shard_gym.flexshard.env import COUNTS, STRETCHES, FlexEnv, flex_tasks
+from shard_gym.flexshard.env import FlexEnv
 from shard_gym.flexshard.network import Network
+from shard_gym.flexshard.stretches import STRETCHES
 from shard_gym.flexshard.tiers import RowTask, SequenceTable, TieredPlan, worth
 from shard_gym_agents.solvers.flexshard import Frontier
 
@@ -58,21 +59,6 @@ def test_shown_and_rewards_have_their_types_and_follow_the_seed(key):
             shown, reward, over, _, info = one.step(action)
             same, again, *_ = twin.step(action)
             assert type(reward) is float and reward == again
-
-
-def test_side_by_side_environments_are_those_that_run_alone():
-    make = lambda: FlexEnv("4x8", "test")  # noqa: E731
-    many = SyncVectorEnv([make] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
-    alone, rng = [make() for _ in range(3)], np.random.default_rng(0)
-    shown, _ = many.reset(seed=5)
-    assert all((env.reset(seed=5 + n)[0] == shown[n]).all() for n, env in enumerate(alone))
-    for _ in range(2 * STRETCHES):
-        actions = rng.integers(3, size=3)
-        shown, rewards, over, _, _ = many.step(actions)
-        for n, env in enumerate(alone):
-            one, reward, end, _, _ = env.step(actions[n])
-            assert (reward, end) == (rewards[n], over[n])
-            assert ((env.reset()[0] if end else one) == shown[n]).all()
 
 
 def test_all_rw_fits_by_the_mask_whatever_rounding_says():
@@ -118,17 +104,12 @@ def test_the_optimum_in_stretches_is_near_that_of_rows():
     env = FlexEnv("RM", "test")
     for index, task in enumerate(env.tasks):
         plan = Frontier(task).best()
-        rows = np.cumsum(env_stretches(env, index))
+        rows = np.cumsum(env.bank.stretches[index].parts[0])
         wanted = [0 if r <= plan.dp_rows[0] else 1 if r <= plan.dp_rows[0] + plan.flex_rows[0] else 2 for r in rows]
         step = iter(wanted)
         _, info = play(env, lambda mask, step=step: next(step), options={"task": index}, seed=0)
         bound = Frontier(task).bound()
         assert info["feasible"] and bound <= info["comm_ms"] <= 1.1 * bound
-
-
-def env_stretches(env, index):
-    env.reset(options={"task": index}, seed=0)
-    return env._of._parts[0]
 
 
 def test_banks_are_the_same_each_time_and_differ_by_split():

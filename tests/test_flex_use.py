@@ -1,6 +1,7 @@
 """Tiered plans in use: the command, the report, TorchRec, and pooled tables on the same devices."""
 
 import json
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -11,7 +12,8 @@ from shard_gym.errors import InfeasibleTask, InvalidPlan, InvalidTask, UnknownNa
 from shard_gym.flexshard.curves import power_law
 from shard_gym.flexshard.network import Network, network
 from shard_gym.flexshard.tiers import RowTask, SequenceTable, TieredPlan, divided, report, text, uniform_plan, worth
-from shard_gym.plan.violations import violations
+from shard_gym.plan.violations import plan_bytes, violations
+from shard_gym.results.evaluate import score
 from shard_gym.torchrec.launch import launch
 from shard_gym_agents.cli.flex import main
 from shard_gym_agents.solvers.flexshard import METHODS, solve
@@ -37,6 +39,12 @@ def test_the_command_plans_reports_and_keeps(method, tmp_path, capsys):
     text = capsys.readouterr().out
     assert text.startswith("assumes 32 bits a number; batch 4,096 a GPU; 4 nodes of 8 GPUs, wires of a100-4x8; ")
     assert "all RW takes" in text
+
+
+def test_the_command_tells_what_other_work_hides(capsys):
+    assert main(["--table", TABLE, "--overlap", "paper"]) == 0
+    told = capsys.readouterr().out
+    assert "a2a_intra and ar_cross hidden by other work" in told and "Flex 64.6%" in told
 
 
 @pytest.mark.parametrize(
@@ -192,6 +200,10 @@ def test_both_kinds_of_tables_share_the_memory():
     assert worth(rows, found.tiers).memory_bytes == found.tiers_bytes
     roomy = plan_together(Task(pool, (2 * each,) * 4, objective="iteration"), rows, planner, budget=0.3)
     assert roomy.comm_ms < found.comm_ms
+    mixed = replace(task, kinds=("tw", "rw", "dp"))
+    shared = plan_together(mixed, rows, planner, budget=0.3)
+    assert plan_bytes(mixed, shared.plan)[0].max() + shared.tiers_bytes <= each
+    assert shared.makespan_ms == score(mixed, shared.plan, planner).makespan
     with pytest.raises(InfeasibleTask):
         plan_together(Task(pool, (each // 3,) * 4, objective="iteration"), rows, planner, budget=0.3)
     with pytest.raises(InvalidTask, match="4 GPUs"):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import data_equivalence
 
-from benchmarks.make.thresholds import threshold
+from benchmarks.make.thresholds import flex_threshold, threshold
 from shard_gym import Plan, suites
 from shard_gym.envs.env import NoEpisode
 from shard_gym.envs.rewards import NUMBERS
@@ -104,6 +104,10 @@ def test_thresholds_are_what_cost_greedy_returns():
     suite = suites.get("dlrm-10x2")
     assert threshold(suite) == gym.spec(suite.env_id).reward_threshold
     assert all(gym.spec(suite.env_id).reward_threshold is not None for suite in suites.SUITES.values())
+
+
+def test_thresholds_of_tiers_are_what_the_optimum_returns_in_stretches():
+    assert flex_threshold("RM") == gym.spec("ShardGym-Flex-RM").reward_threshold
 
 
 def test_specs_tell_what_clients_ask():

@@ -1,6 +1,6 @@
 import time
 from dataclasses import replace
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -12,8 +12,12 @@ from shard_gym.errors import InvalidPlan, InvalidTask
 from shard_gym.memory.usage import device_bytes
 from shard_gym.plan.moves import Move, aligned, best_columns, delta
 from shard_gym.plan.random_plans import random_placements
+from shard_gym.plan.shards import shards
+from shard_gym.plan.violations import violations
 from shard_gym.results.evaluate import score
+from shard_gym.task.constraints import KINDS
 from shard_gym.task.links import Links
+from shard_gym_agents.search.kinds import random_plan
 from tests.pool_helpers import fp16_pool as make_pool
 
 GROUPED = "roofline:rtx2080ti-x4-v1"  # its links join pairs of devices
@@ -192,3 +196,86 @@ def test_fewer_bytes_are_no_reason_to_move_more_tables_than_may():
     assert aligned(task, old, new) == Plan((1, 1, 1))
     counted = replace(task, constraints=Constraints(base=(0, 0, 1), max_moves=1))
     assert aligned(counted, old, new) == new
+
+
+def all_kinds(rows=(8, 6), dim=(8, 8), **settings):
+    """Tables of fp16 on two hosts of two devices: 2 bytes a row and column."""
+    tables = make_pool(rows=list(rows), dim=list(dim), name=tuple("abcdef"[: len(rows)]))
+    links = Links(port=6e8, group=2, uplink=1e8)
+    return Task(tables, (10**6,) * 4, "iteration", links=links, kinds=KINDS, **settings)
+
+
+EVERY = (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("new", "received"),
+    [
+        (Plan((0, 2), kind=("rw", "tw"), devices=(EVERY, (2,))), (0, 32, 32, 32)),  # 2 rows of 8 columns each
+        (Plan((2, 2), kind=("twrw", "tw"), devices=((2, 3), (2,))), (0, 0, 64, 64)),  # 4 rows
+        (Plan((0, 2), kind=("dp", "tw"), devices=(EVERY, (2,))), (0, 128, 128, 128)),
+        (Plan((0, 2), residence=("uvm", "hbm")), (0, 0, 0, 0)),  # on the same device's host
+        (Plan((0, 2, 2), (0,), ("grid", "tw", "grid"), ((0, 1), (2,), (2, 3))), (0, 32, 32, 32)),  # 4 rows, 4 columns
+    ],
+)
+def test_shards_of_all_kinds_are_received_where_they_are_not(new, received):
+    """Table a is whole on device 0, 8 rows of 8 columns, 128 bytes."""
+    task = all_kinds(residences=("hbm", "uvm"), host_memory=10**6)
+    found = delta(task, Plan((0, 2)), new)
+    assert found.received == received and found.sent == (sum(received), 0, 0, 0)
+    back = delta(task, new, Plan((0, 2)))
+    assert (back.received[0], back.bytes) == ((0, 0) if "dp" in new.kind else (sum(received),) * 2)
+
+
+def test_a_move_of_rows_says_which():
+    task, rows = all_kinds(), Plan((0, 2), kind=("rw", "tw"), devices=(EVERY, (2,)))
+    moved = delta(task, rows, Plan((1, 2))).moves
+    assert [(m.rows, m.columns, m.bytes, m.source, m.target) for m in moved] == [
+        ((0, 2), (0, 8), 32, 0, 1),
+        ((4, 6), (0, 8), 32, 2, 1),
+        ((6, 8), (0, 8), 32, 3, 1),
+    ]
+    assert delta(task, Plan((1, 2)), Plan((2, 2))).moves[0].rows is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.booleans())
+def test_cells_received_are_what_was_not_there(seed, training):
+    """Against sets of rows and columns, one by one."""
+    rng = np.random.default_rng(seed)
+    accounting = {"accounting": "training", "optimizer": "adam"} if training else {}
+    task = all_kinds(rng.integers(1, 12, 3), rng.choice([8, 16], 3), **accounting)
+    old, new = (random_plan(task, rng) for _ in range(2))
+
+    def cells(plan):
+        made, held = shards(task, plan), [set() for _ in range(4)]
+        for t, d, r, n, c, w in zip(made.table, made.device, made.row, made.rows, made.column, made.dim, strict=True):
+            held[d] |= set(product([int(t)], range(r, r + n), range(c, c + w)))
+        return held
+
+    was, now = cells(old), cells(new)
+    found = delta(task, old, new)
+    assert list(found.received) == [
+        (2 + 8 * training) * len(after - before) for before, after in zip(was, now, strict=True)
+    ]
+    assert sum(found.sent) == sum(found.received) and delta(task, new, new).moves == ()
+    for move in found.moves:
+        rows = range(*(move.rows or (0, int(task.tables.rows[move.table]))))
+        assert set(product([move.table], rows, range(*move.columns))) <= was[move.source] - was[move.target]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6))
+def test_hosts_and_single_devices_are_renamed_and_no_more_moves(seed):
+    rng = np.random.default_rng(seed)
+    task = all_kinds(rng.integers(1, 200, 6), rng.choice([8, 16], 6))
+    old, new = (random_plan(task, rng) for _ in range(2))
+    found = aligned(task, old, new)
+    assert delta(task, old, found).bytes <= delta(task, old, new).bytes
+    assert (found.kind, found.splits, found.share) == (new.kind, new.splits, new.share)
+    assert violations(task, found) == []
+    swapped = np.array([2, 3, 0, 1])
+    names = {kind: swapped if kind not in ("rw", "dp") else np.arange(4) for kind in KINDS}
+    devices = tuple(tuple(names[k][list(d)].tolist()) for k, d in zip(old.kind, old.devices, strict=True))
+    moved = Plan([d[0] for d in devices], old.splits, old.kind, devices)
+    assert delta(task, old, aligned(task, old, moved)).bytes == 0

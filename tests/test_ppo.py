@@ -21,7 +21,7 @@ from shard_gym_agents.learners.ppo_policy import DeviceNet, DevicePolicy
 from shard_gym_agents.learners.training import Schedule, train
 from shard_gym_agents.solvers.greedy import CostGreedy
 from tests.env_helpers import PoolingMs, Slow
-from tests.learner_helpers import one_thread, same, toy_planner, toy_suite  # noqa: F401
+from tests.learner_helpers import one_thread, refuses_broken, same, toy_planner, toy_suite  # noqa: F401
 from tests.pool_helpers import fp16_pool as make_pool
 
 pytestmark = pytest.mark.usefixtures("toy_planner", "one_thread")
@@ -286,13 +286,7 @@ def test_a_policy_plans_without_sb3(tmp_path):
 def test_files_that_hold_something_else_are_refused(tmp_path):
     path = tmp_path / "a.safetensors"
     untrained().save(path)
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(CorruptFile, match="not a whole file"):
-        ppo.load(path)
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(CorruptFile, match="changed or damaged"):
-        ppo.load(path)
+    refuses_broken(path, ppo.load)
     for kind, what in (("ppo", "device network"), ("ppo-table", "table network")):
         save_tensors(path, {"weight": torch.ones(1)}, {"kind": kind})
         with pytest.raises(CorruptFile, match=what):

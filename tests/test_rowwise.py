@@ -1,5 +1,6 @@
 """FlexShard's costs, row curves and tiers: formulas by hand, invariants, and the optimum against brute force."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidPlan, InvalidPool, InvalidTask, UnknownName
 from shard_gym.flexshard.curves import Curve, from_counts, from_rows, of_formula, power_law, zipf_mandelbrot
+from shard_gym.flexshard.models import MODELS
 from shard_gym.flexshard.network import KINDS, Network, Rows, costs, network
 from shard_gym.flexshard.tiers import RowTask, SequenceTable, TieredPlan, merged, worth
 from shard_gym_agents.solvers.flexshard import SETS, Frontier
@@ -41,6 +43,30 @@ def test_uniform_costs_are_those_of_the_tables():
     assert dp.comm_ms == 3200 * row / 75e6
     assert flex.comm_ms == pytest.approx(2 * 409_600 * row / 250e6 + 400 * row / 25e6)
     assert {rw.rows_accessed, dp.rows_accessed, flex.rows_accessed} == {409_600}
+
+
+def test_what_other_work_hides_takes_no_time():
+    hidden, table = replace(SMALL, overlap="paper"), Rows(rows=3200, dim=256, length=100)
+    for kind in KINDS:
+        seen, behind = costs(table, kind, SMALL, 10), costs(table, kind, hidden, 10)
+        assert behind.comm_ms == (0 if kind == "flex" else seen.comm_ms)
+        assert behind.memory_bytes == seen.memory_bytes and behind.static_comm_bytes == seen.static_comm_bytes
+    two = [MODELS[name].ms for name in ("RM-1", "RM-2")]
+    assert [rw.added() / flex3.added("paper") for rw, _, flex3 in two] == [307 / 102, 308 / 52]  # "nearly 6x"
+    assert [rw.added() / flex3.added() for rw, _, flex3 in two] == [307 / 146, 308 / 100]
+    with pytest.raises(UnknownName, match="paper"):
+        replace(SMALL, overlap="all")
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=7), st.floats(0, 60))
+def test_with_flex_hidden_no_other_plan_is_better(probabilities, extra_bytes):
+    task = task_of([sorted(probabilities, reverse=True)], on=replace(SMALL, overlap="paper"), extra_bytes=extra_bytes)
+    frontier, n = Frontier(task), len(probabilities)
+    plans = [TieredPlan((dp,), (flex,)) for dp in range(n + 1) for flex in range(n + 1 - dp)]
+    fit = [comm(task, plan) for plan in plans if worth(task, plan).memory_bytes <= task.budget_bytes * (1 + 1e-12)]
+    assert frontier.bound() <= min(fit) * (1 + 1e-9) + 1e-12
+    most = max(probabilities) * 2 * 10 * 4 / 1e3 + 4 / 3e3  # a row at its dearest
+    assert comm(task, frontier.best()) <= min(fit) + most + 1e-9
 
 
 def test_a_whole_table_on_one_node_or_gpu_loads_it_more():

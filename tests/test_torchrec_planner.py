@@ -16,7 +16,7 @@ from shard_gym_agents import make
 from tests.pool_helpers import fp16_pool as make_pool
 
 pytest.importorskip("torchrec")
-from shard_gym_agents.solvers import torchrec_planner
+from shard_gym_agents.solvers import timed, torchrec_planner
 
 SIMULATOR = simulators.make("roofline:rtx2080ti-x4-v1")
 
@@ -117,7 +117,7 @@ def test_a_time_limit_is_kept_in_any_thread():
 
     def call():
         with pytest.raises(TimedOut):
-            torchrec_planner.within(0.05, forever, "a loop")
+            timed.within(0.05, forever, "a loop")
         raised.append(True)
 
     thread = threading.Thread(target=call)
@@ -126,10 +126,19 @@ def test_a_time_limit_is_kept_in_any_thread():
     assert raised == [True]
 
 
+@pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="no clocks of threads")
+def test_time_that_others_take_does_not_count():
+    def asleep():
+        time.sleep(0.4)
+        return 7
+
+    assert timed.within(0.2, asleep, "sleep") == 7
+
+
 def test_what_fails_within_a_time_limit_is_told():
     with pytest.raises(ZeroDivisionError):
-        torchrec_planner.within(5, lambda: 1 // 0, "a division")
-    assert torchrec_planner.within(5, lambda: 7, "a number") == 7
+        timed.within(5, lambda: 1 // 0, "a division")
+    assert timed.within(5, lambda: 7, "a number") == 7
 
 
 def test_options_and_constraints_are_refused_in_words(tiny_task):

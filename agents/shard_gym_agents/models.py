@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack
 
 import shard_gym_agents
 from shard_gym import simulators
@@ -29,6 +29,8 @@ from shard_gym.torchrec.plans import to_torchrec
 if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.types import ShardingPlan
+
+Found = TypeVar("Found")
 
 
 class ModelSettings(TaskSettings, total=False):
@@ -70,7 +72,7 @@ def plan_model(
         task = task_of_module(model, devices, memory_gb, **settings)
         return task, solver(task, planner)
 
-    (task, plan), world = _of_first_rank(planned), _world_size()
+    (task, plan), world = of_first_rank(planned), _world_size()
     told = os.environ.get("LOCAL_WORLD_SIZE") if world else None  # by torchrun
     local = int(told) if told else task.devices_per_host
     sharding_plan = to_torchrec(plan, task, model, world_size=world, local_world_size=local, device=device)
@@ -84,7 +86,7 @@ def _world_size() -> int | None:
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else None
 
 
-def _of_first_rank(plan: Callable[[], tuple[Task, Plan]]) -> tuple[Task, Plan]:
+def of_first_rank(plan: Callable[[], Found]) -> Found:
     """Plan on rank 0 for every rank: searches that end by the clock would not agree. Its failure ends all ranks."""
     from torch import distributed
 
@@ -101,5 +103,5 @@ def _of_first_rank(plan: Callable[[], tuple[Task, Plan]]) -> tuple[Task, Plan]:
         distributed.broadcast_object_list(told)
     if told[0] is None:
         raise RankFailed(f"rank 0 has no plan: {told[1]}")
-    found: tuple[Task, Plan] = told[0]
+    found: Found = told[0]
     return found

@@ -15,7 +15,8 @@
 | scaling | scaling.md | time and memory of a plan over the size of the task |
 | searches | searches.md | what the searches reach in a time, suite by suite |
 | throughput | printed | steps, plans and predictions a second, beside their targets |
-| torchrec_plans | torchrec.md | TorchRec's planner beside ours |
+| torchrec_plans | torchrec_plans.md | TorchRec's planner beside ours, over all kinds of sharding |
+| torchrec_whole | torchrec.md | the same of whole tables |
 | vector_throughput | vector.md | steps of the vector environment, by number and size |
 
 A page is a module with `measure(options)`, which returns what it found as JSON holds it, and `page(found)`, which makes

@@ -63,6 +63,11 @@ CLIENTS = {
     "rllib": Client("RLlib", ("ray[rllib]==2.60.0",)),
     "torchrl": Client("TorchRL", ("torchrl==0.14.1",)),
     "tianshou": Client("Tianshou", ("tianshou[eval]==2.0.1",)),
+    "pufferlib": Client(
+        "PufferLib",
+        ("gym==0.23.1", "psutil", "rich", "rich-argparse", "pyro-ppl", "ninja", "setuptools"),
+        source="PufferLib 3.0.0 (its source distribution, unpacked)",
+    ),
     "minari": Client("Minari", ("minari[hdf5,create]==0.5.4", "pillow")),
 }
 

@@ -19,8 +19,9 @@ import numpy as np
 
 from benchmarks import pages
 from benchmarks.pages import spread, table
+from shard_gym.flexshard.bank import flex_tasks
 from shard_gym.flexshard.curves import from_rows, power_law
-from shard_gym.flexshard.env import FlexEnv, flex_tasks
+from shard_gym.flexshard.env import FlexEnv
 from shard_gym.flexshard.network import Network, network
 from shard_gym.flexshard.tiers import RowTask, SequenceTable, TieredPlan, merged, worth
 from shard_gym_agents.solvers.flexshard import Frontier

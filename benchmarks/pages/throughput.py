@@ -119,18 +119,29 @@ def step(repeats: int, name: str, observation: str, wrapped: bool, target: float
     ]
 
 
-def vector(repeats: int, observation: str, target: float | None, simulator_id: str | None = None) -> list[Figure]:
-    """Steps of many environments together, by `gym.make_vec`, beside those of gymnasium's own vectorised CartPole."""
-    simulator_id = simulator_id or suites.get(SMALL).planner
-    env = make(SMALL, MANY, observation=observation, simulator=simulator_id)
-    ours, theirs = Player(env, calls(env, suites.get(SMALL).num_tables)), Player(cart_pole(MANY), 80)
+def vector(
+    repeats: int,
+    observation: str,
+    target: float | None,
+    simulator_id: str | None = None,
+    name: str = SMALL,
+    share: float | None = None,
+) -> list[Figure]:
+    """Steps of many environments together, by `gym.make_vec`, beside those of gymnasium's own vectorised CartPole.
+
+    `target` is in million steps a second, `share` of CartPole's.
+    """
+    simulator_id = simulator_id or suites.get(name).planner
+    env = make(name, MANY, observation=observation, simulator=simulator_id)
+    ours, theirs = Player(env, calls(env, suites.get(name).num_tables)), Player(cart_pole(MANY), 80)
     ours.rate(), theirs.rate()
     rate, cart_rate = 1e-6 * np.array([(ours.rate(), theirs.rate()) for _ in range(repeats)]).T
-    what = f"vector, {observation}, {simulator_id}"
+    told = observation if name == SMALL else f"{observation} of {name}"
+    what = f"vector, {told}, {simulator_id}"
     best_ratio = float(rate.max() / cart_rate.max())
     return [
         Figure(what, "M steps/s", float(np.median(rate)), float(rate.max()), target, True),
-        Figure(f"vector, {observation} / CartPole", "x", float(np.median(rate / cart_rate)), best_ratio),
+        Figure(f"vector, {told} / CartPole", "x", float(np.median(rate / cart_rate)), best_ratio, share, True),
     ]
 
 
@@ -220,6 +231,8 @@ CASES: dict[str, list[Case]] = {
             for o, target in (("table", 5.0), ("full", 2.0), ("set", None))
         ),
         *(partial(vector, observation=o, target=None, simulator_id=ROOFLINE) for o in ("table", "full")),
+        partial(vector, observation="flat", target=None, name="Core-60x4", share=0.25),
+        partial(vector, observation="flat", target=None),
     ],
     "imports": [imports],
     "plans": [

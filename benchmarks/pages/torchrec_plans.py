@@ -1,224 +1,208 @@
-"""TorchRec's planner beside `auto`, by our judge and by TorchRec's own estimate: `python -m benchmarks.torchrec_plans`.
+"""TorchRec's planner beside `auto` over all kinds of sharding: `python -m benchmarks.torchrec_plans`.
 
-Test tasks of Core-80x8 and MetaSyn-80x8, and 856 tables of MetaSyn's on 80 devices. Writes
-benchmarks/results/torchrec.md. Takes a minute; needs TorchRec, no GPU.
+Forty drawn tasks, plans of TorchRec's four configurations and of ours by four aims, each judged by TorchRec's own
+estimate, by its critical path, and by our roofline. Plans are kept in benchmarks/results/torchrec_plans, so the page
+`torchrec_plans.md` is made of them in less than a minute, and `--check` makes sure that it says what they do.
+`--theirs` runs TorchRec's planner on what is missing, an hour for all; `--ours` plans ours anew.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 
 import numpy as np
 
-import shard_gym_agents
-from benchmarks import pages
-from shard_gym import simulators
-from shard_gym.errors import TimedOut
+from benchmarks import pages, torchrec_runs
+from benchmarks.drawn import HOST
+from benchmarks.torchrec_both import PERF
+from benchmarks.torchrec_runs import AIMS, BY_BOTH, CRITICAL, ESTIMATE, LIMIT, ROOFLINE, SIZES, WAYS, Run, Size
+from shard_gym.bounds import lower_bound
+from shard_gym.errors import ShardGymError
 from shard_gym.plan.plan import Plan
+from shard_gym.records import commands
+from shard_gym.records.commands import names
+from shard_gym.records.files import write_whole
 from shard_gym.results.evaluate import score
-from shard_gym.simulators import FastSimulator, Latency, Simulator
-from shard_gym.simulators.torchrec import TorchRecPerf
-from shard_gym.tables.metasyn import metasyn
-from shard_gym.tables.pool import GB
-from shard_gym.task import suites
+from shard_gym.simulators.torchrec import CRITICAL_PATH
 from shard_gym.task.task import Task
-from shard_gym_agents import Solver
 
-SUITES = ("core-80x8", "metasyn-80x8")
-BUDGETS = (0.01, 0.1)
-REPEATS = 3  # of each call; the median counts
-LARGE = (856, 80, 4.0, "roofline:h100-v1")  # tables, devices, GB of each, planner and judge
-PERF = TorchRecPerf()
-HEAD = ("plan", "ms", "makespan", "TorchRec's estimate", "least saved by it", "estimate over bound", "better by both")
-WANTED = 0.05  # of TorchRec's estimate, to count as better
-WEIGHT = 2.0  # of TorchRec's estimate beside the planner's costs, both scaled to TorchRec's plans
+DEFAULT, PERF_FIRST = list(WAYS)[:2]
+BEST = "best of TorchRec's"
+NAMES = {DEFAULT: "TorchRec's default", PERF_FIRST: "the same, greedy-perf"}
+NAMES |= {aim: f"ours, by {'the ' * (aim != BY_BOTH)}{aim}" for aim in AIMS}
+MEASURES = 3  # TorchRec's estimate, its critical path, our roofline; ms
+HEAD = ("plan", "plans", "CPU s", "estimate over bound: mean", "worst", "below default", "below best: mean", "least")
+WORSE = 1e-9  # relative: estimates are sums of floats
+_OWN = ((ESTIMATE, 0), (CRITICAL, 1))  # the measure that a plan is made for
+JUDGED = ("plan", "estimate", "critical path", "roofline", "mean of estimate and roofline")
+ABOUT = f"""Made by `python -m benchmarks.torchrec_plans` of the plans in [torchrec_plans](torchrec_plans), whose README
+says how tasks were drawn and plans found. `best`: of TorchRec's four configurations, {LIMIT:g} s of CPU time each, by
+TorchRec's own estimate. Ours are plans of `auto` by four aims: TorchRec's estimate, its critical path, our
+{ROOFLINE.id}, and the sum of estimate and roofline, scaled alike. Percentages are means over the tasks where there is a
+plan to compare with."""
 
 
-class Both(FastSimulator):
-    """A planner's costs and TorchRec's estimate, added up: neither may be neglected by who plans with it."""
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """The plans for the T tasks of a size: ms by each measure, NaN where there is no plan."""
 
-    def __init__(self, planner: FastSimulator, share: float) -> None:
-        self.planner, self.share, self.id = planner, share, f"{planner.id} and {PERF.id}"
+    size: Size
+    bound: np.ndarray  # (T,), of the estimate
+    ms: dict[str, np.ndarray]  # of each way and aim, (T, MEASURES)
+    seconds: dict[str, np.ndarray]  # of CPU time, (T,)
 
-    def embed(self, task: Task) -> np.ndarray:
-        return np.concatenate([PERF.embed(task), self.planner.embed(task)], axis=1)
+    @property
+    def best(self) -> np.ndarray:
+        """The least that a plan of TorchRec's takes, by each measure, (T, MEASURES)."""
+        return np.fmin.reduce([self.ms[way] for way in WAYS])
 
-    def decode(self, task: Task, sums: np.ndarray) -> Latency:
-        ours, theirs = self.planner.decode(task, sums[..., 2:]), PERF.decode(rated(task), sums[..., :2])
-        added = self.share * (theirs.forward_comm + theirs.backward_comm + theirs.backward_compute)
-        return Latency(ours.forward_compute, ours.forward_comm, ours.backward_comm, ours.backward_compute + added)
+    @property
+    def shown(self) -> dict[str, np.ndarray]:
+        """The rows of tables."""
+        ours = {aim: self.ms[aim] for aim in AIMS}
+        return {DEFAULT: self.ms[DEFAULT], PERF_FIRST: self.ms[PERF_FIRST], BEST: self.best, **ours}
+
+    def rows(self) -> list[list[str]]:
+        """Rows by TorchRec's estimate, beside the bound, its default and its best."""
+        default, best = self.ms[DEFAULT][:, 0], self.best[:, 0]
+        seconds = self.seconds | {BEST: np.sum([self.seconds[way] for way in WAYS], axis=0)}
+        found = []
+        for name, ms in self.shown.items():
+            over, less, saved = ms[:, 0] / self.bound - 1, 1 - ms[:, 0] / default, 1 - ms[:, 0] / best
+            plans = int(np.isfinite(ms[:, 0]).sum())
+            cells = [NAMES.get(name, name), f"{plans} of {len(ms)}", _mean(seconds[name])]
+            cells += [_percent(over, np.nanmean, 2), _percent(over, np.nanmax, 2), _percent(less, np.nanmean)]
+            found.append([*cells, _percent(saved, np.nanmean), _percent(saved, np.nanmin)])
+        return found
+
+    def judged(self) -> list[list[str]]:
+        """Rows by every measure, beside the least of TorchRec's plans by it: mean of the difference."""
+        found = []
+        for name, ms in self.shown.items():
+            beside = ms / self.best
+            columns = [*beside.T, beside[:, [0, 2]].mean(axis=1)]
+            found.append([NAMES.get(name, name), *(_percent(column - 1, np.nanmean, 1, "+") for column in columns)])
+        return found
+
+
+def judge(size: Size, theirs: dict[tuple[str, str], Run], ours: dict[tuple[str, str], Run]) -> Judged:
+    """Replay the plans that are kept."""
+    tasks, kept = torchrec_runs.tasks(size), theirs | ours
+    ms, seconds = {}, {}
+    for way in (*WAYS, *AIMS):
+        runs = [kept.get((task.name, way)) for task in tasks]
+        ms[way] = np.array([_measured(task, run) for task, run in zip(tasks, runs, strict=True)])
+        seconds[way] = np.array([np.nan if run is None else run.seconds for run in runs])
+    return Judged(size, np.array([lower_bound(task, PERF) for task in tasks]), ms, seconds)
+
+
+def _measured(task: Task, run: Run | None) -> list[float]:
+    """Milliseconds of a plan by each measure; a plan that does not fit is refused."""
+    if run is None or run.plan is None:
+        return [np.nan] * MEASURES
+    plan, critical = Plan.from_dict(run.plan), replace(task, objective=CRITICAL_PATH)
+    found = [score(task, plan, PERF), score(critical, plan, PERF), score(task, plan, ROOFLINE)]
+    if not found[0].feasible:
+        raise ShardGymError(f"the plan of {run.way} for {task.name} does not fit")
+    return [each.makespan for each in found]
+
+
+def _mean(values: np.ndarray) -> str:
+    return f"{np.nanmean(values):.2f}" if np.isfinite(values).any() else ""
+
+
+def _percent(values: np.ndarray, of: np.ufunc, digits: int = 1, sign: str = "") -> str:
+    return f"{of(values):{sign}.{digits}%}" if np.isfinite(values).any() else ""
 
 
 @dataclass(frozen=True)
-class Planned:
-    """One way to plan, on every task; makespan by the judge, rating by TorchRec's estimate."""
+class Check:
+    """Something that our plans must reach, and how far they come."""
 
-    name: str
-    seconds: np.ndarray
-    makespan: np.ndarray
-    rating: np.ndarray
-
-    def cells(self, torchrec: Planned, bound: np.ndarray) -> list[str]:
-        """Beside TorchRec's plans and what no plan is rated below."""
-        makespan, rating = self.makespan / torchrec.makespan, self.rating / torchrec.rating
-        both = int(((makespan < 1) & (rating <= 1 - WANTED)).sum())
-        return [
-            self.name,
-            f"{1e3 * np.median(self.seconds):.1f}",
-            f"{makespan.mean() - 1:+.1%}",
-            f"{rating.mean() - 1:+.1%}",
-            f"{1 - rating.max():.1%}",
-            f"{(self.rating / bound).mean() - 1:.2%}",
-            f"{both} of {len(rating)}",
-        ]
+    what: str
+    reached: str
+    passed: bool
 
 
-def rated(task: Task) -> Task:
-    """The task by whose makespan TorchRecPerf gives TorchRec's rating: all phases of a rank, added up."""
-    return replace(task, objective="iteration")
-
-
-def rating_bound(task: Task) -> float:
-    """No plan of whole tables is rated below it: costs add up, so neither the mean rank nor the largest table."""
-    compute, comm = PERF.embed(task).T / 1e3
-    costs = compute + 2 * comm
-    return max(float(costs.sum()) / task.num_devices, float(costs.max()))
-
-
-def planned(name: str, solver: Solver, cases: list[tuple[Task, Simulator, Task]], judge: Simulator) -> Planned:
-    """Plan each task by its planner, and look at the plan as one of the last task, the judge's."""
-    found = []
-    for task, planner, judged in cases:
-        plan, seconds = timed(lambda task=task, planner=planner: solver(task, planner))
-        found.append((seconds, score(judged, plan, judge).makespan, score(rated(judged), plan, PERF).makespan))
-    return Planned(name, *np.array(found).T)
-
-
-def timed(plan: Callable[[], Plan]) -> tuple[Plan, float]:
-    """A plan, and the median seconds it takes."""
-    seconds = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        found = plan()
-        seconds.append(time.perf_counter() - start)
-    return found, float(np.median(seconds))
-
-
-@contextmanager
-def library_seconds() -> Iterator[list[float]]:
-    """Seconds of each call of TorchRec's `plan` alone, without the model that our solver makes for it."""
-    from torchrec.distributed.planner import EmbeddingShardingPlanner
-
-    seconds, whole = [], EmbeddingShardingPlanner.plan
-
-    def plan(*args, **kwargs):
-        start = time.perf_counter()
-        try:
-            return whole(*args, **kwargs)
-        finally:
-            seconds.append(time.perf_counter() - start)
-
-    EmbeddingShardingPlanner.plan = plan
-    try:
-        yield seconds
-    finally:
-        EmbeddingShardingPlanner.plan = whole
-
-
-def suite_section(key: str, count: int) -> list[str]:
-    """One suite as a table."""
-    suite = suites.get(key)
-    planner, judge, tasks = simulators.make(suite.planner), simulators.make(suite.judge), suite.tasks("test")[:count]
-    own = [(task, planner, task) for task in tasks]
-    by_torchrec = [(rated(task), PERF, task) for task in tasks]
-    shard_gym_agents.make("auto", calls=10)(tasks[0], planner)  # first calls
-    shard_gym_agents.make("torchrec-planner")(tasks[0], planner)
-    with library_seconds() as seconds:
-        torchrec = planned("torchrec-planner", shard_gym_agents.make("torchrec-planner"), own, judge)
-    costliest = shard_gym_agents.make("torchrec-planner", partitioner="greedy-perf")
-    rows = [torchrec, planned("torchrec-planner, greedy-perf", costliest, own, judge)]
-    for budget in BUDGETS:
-        auto, what = shard_gym_agents.make("auto", budget=budget), f"auto, {budget:g} s"
-        rows.append(planned(f"{what}, by {planner.id}", auto, own, judge))
-        rows.append(planned(f"{what}, by {PERF.id}", auto, by_torchrec, judge))
-    share = WEIGHT * torchrec.makespan / torchrec.rating
-    both = [(task, Both(planner, s), task) for task, s in zip(tasks, share, strict=True)]
-    rows += [planned(f"auto, {b:g} s, by both", shard_gym_agents.make("auto", budget=b), both, judge) for b in BUDGETS]
-    bound = np.array([rating_bound(rated(task)) for task in tasks])
+def checks(judged: Sequence[Judged]) -> list[Check]:
+    """Targets for plans by TorchRec's estimate and its critical path; none is missed where TorchRec has no plan."""
+    worse = [(each.ms[aim] / each.best - 1)[:, column] for each in judged for aim, column in _OWN]
+    over = np.concatenate([each.ms[ESTIMATE][:, 0] / each.bound - 1 for each in judged])
+    default = np.concatenate([1 - (each.ms[ESTIMATE] / each.ms[DEFAULT])[:, 0] for each in judged])
+    missing = sum(int(np.isnan(each.ms[aim]).any(axis=1).sum()) for each in judged for aim in AIMS)
+    run = np.concatenate([np.isfinite([each.seconds[way] for way in WAYS]).all(axis=0) for each in judged])
+    found = [
+        Check("tasks that TorchRec's planner was run on", f"{run.sum()} of {len(run)}", bool(run.all())),
+        Check("plans that we lack", f"{missing}", missing == 0),
+    ]
+    for what, of in (("estimate", worse[::2]), ("critical path", worse[1::2])):
+        values = np.concatenate(of)
+        above = int((values > WORSE).sum())
+        told = f"{above} of {int(np.isfinite(values).sum())}, by {max(0.0, np.nanmax(values)):.2%} at most"
+        found.append(Check(f"tasks where TorchRec's best has a lower {what}", told, above == 0))
     return [
-        f"## {suite.name}",
-        "",
-        f"The first {len(tasks)} test tasks, judged by {judge.id}. TorchRec's `plan` alone takes "
-        f"{1e3 * np.median(seconds):.1f} ms, the rest is the model that it plans for.",
-        "",
-        *pages.table(HEAD, [row.cells(torchrec, bound) for row in rows]),
-        "",
+        *found,
+        Check("estimate over the bound, mean: at most 1 %", _percent(over, np.nanmean, 2), np.nanmean(over) <= 0.01),
+        Check("estimate over the bound, worst: at most 3 %", _percent(over, np.nanmax, 2), np.nanmax(over) <= 0.03),
+        Check("below TorchRec's default, mean: 20 %", _percent(default, np.nanmean), np.nanmean(default) >= 0.2),
+        *(_below_best(each) for each in judged if each.size.devices == 2 * HOST),
     ]
 
 
-def large_section(timeout: float) -> list[str]:
-    """856 tables on 80 devices, where TorchRec's own search over all types takes longer than anyone waits."""
-    tables, devices, memory, simulator_id = LARGE
-    planner = simulators.make(simulator_id)
-    task = Task(metasyn(0, tables), (int(memory * GB),) * devices, objective="iteration")
-    bound = rating_bound(task)
-    head, rows = ("plan", "seconds", f"makespan by {simulator_id}, ms", "estimate over bound"), []
-    ways = [("torchrec-planner", {}, planner), ("torchrec-planner", {"partitioner": "greedy-perf"}, planner)]
-    ways += [("auto", {"budget": b}, p) for b in BUDGETS for p in (planner, PERF)]
-    for agent, options, by in ways:
-        plan, seconds = timed(lambda a=agent, o=options, b=by: shard_gym_agents.make(a, **o)(task, b))
-        makespan, rating = score(task, plan, planner).makespan, score(task, plan, PERF).makespan
-        how = [f"{budget:g} s" for budget in options.values() if agent == "auto"] or [*options.values()]
-        told = ", ".join([agent, *how, *([f"by {by.id}"] if agent == "auto" else [])])
-        rows.append((told, f"{seconds:.2f}", f"{makespan:.3f}", f"{rating / bound - 1:.2%}"))
-    start = time.perf_counter()
-    try:
-        shard_gym_agents.make("torchrec-planner", types="all", timeout=timeout)(task, planner)
-        ended = f"{time.perf_counter() - start:.1f}"
-    except TimedOut:
-        ended = f"stopped after {time.perf_counter() - start:.1f}"
-    rows.append(("torchrec-planner, all types", ended, "", ""))
-    return [f"## {tables} tables on {devices} devices", "", *pages.table(head, rows), ""]
+def _below_best(judged: Judged) -> Check:
+    """Savings over TorchRec's best plans, on two hosts."""
+    saved = 1 - (judged.ms[ESTIMATE] / judged.best)[:, 0]
+    what = f"below TorchRec's best, {judged.size} on two hosts, mean: 10 %"
+    return Check(what, _percent(saved, np.nanmean), np.nanmean(saved) >= 0.1)
 
 
-def measure(options: argparse.Namespace) -> pages.Found:
-    """Every suite, and the large task."""
-    lines = [line for key in SUITES for line in suite_section(key, options.tasks)]
-    return {"lines": lines + large_section(options.timeout)}
-
-
-def page(found: pages.Found) -> str:
+def page(judged: Sequence[Judged]) -> str:
     """The whole page."""
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torchrec", "torch", "fbgemm-gpu-cpu"))
-    lines = [
-        "# TorchRec's planner beside ours",
-        "",
-        f"Made by `{found['command']}` with {versions}.",
-        "",
-        "Table-wise plans. Times are medians over tasks of the median of "
-        f"{REPEATS} calls, imports aside. Makespan and TorchRec's own estimate (of its slowest rank): mean difference "
-        "to the plans of torchrec-planner, TorchRec's defaults; `least saved`: on the task where it is least. The "
-        "bound: estimates add up, so no plan is rated below the mean rank, nor below its largest table. `better by "
-        f"both`: where the makespan is lower than TorchRec's and the estimate at least {WANTED:.0%} lower. By "
-        f"both: planned by the sum of both, TorchRec's estimate counting {WEIGHT:g} times. greedy-perf is TorchRec's "
-        "partitioner told to place the costliest table first; by default it places the largest first.",
-        "",
-    ]
-    return "\n".join(lines + found["lines"])
+    lines = ["# TorchRec's planner beside ours, over all kinds of sharding", "", ABOUT, ""]
+    for each in judged:
+        lines += [f"## {each.size}", "", *pages.table(HEAD, each.rows()), "", *pages.table(JUDGED, each.judged()), ""]
+    lines += ["## What was to be reached", ""]
+    rows = [(check.what, check.reached, "yes" if check.passed else "no") for check in checks(judged)]
+    return "\n".join([*lines, *pages.table(("", "found", "reached"), rows), ""])
+
+
+def replayed() -> list[Judged]:
+    """All plans that are kept, judged."""
+    theirs, ours = torchrec_runs.kept(torchrec_runs.THEIRS), torchrec_runs.kept(torchrec_runs.OURS)
+    return [judge(size, theirs, ours) for size in SIZES]
+
+
+def command(options: argparse.Namespace) -> int:
+    """Run what is asked for, replay what is kept, and write the page or check it."""
+    if options.theirs:
+        torchrec_runs.run_theirs()
+    if options.ours is not None:
+        torchrec_runs.run_ours(options.ours)
+    judged = replayed()
+    text, path = page(judged), options.out / "torchrec_plans.md"
+    if not options.check:
+        write_whole(path, text)
+        print(text)
+        return 0
+    stale = path.read_text() != text
+    for check in checks(judged):
+        print(f"{'passed' if check.passed else 'MISSED'}: {check.what}: {check.reached}")
+    print(
+        "MISSED: the page does not say what the plans do, write it anew" if stale else "passed: the page is as written"
+    )
+    return int(stale or not all(check.passed for check in checks(judged)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and write."""
+    """Replay, write or check."""
     made = pages.parser("torchrec_plans", __doc__)
-    made.add_argument("--tasks", type=int, default=10, help="of each suite")
-    made.add_argument("--timeout", type=float, default=20.0, help="seconds for TorchRec's search over all types")
-    return pages.run(made, measure, page, arguments, file="torchrec.md")
+    made.add_argument("--theirs", action="store_true", help="run TorchRec's planner where it has not been run")
+    made.add_argument("--ours", type=names, nargs="?", const=AIMS, help=f"plan anew, by some of {', '.join(AIMS)}")
+    made.add_argument("--check", action="store_true", help="write nothing; exit code 1 where a target is missed")
+    return commands.run(made, command, arguments)
 
 
 if __name__ == "__main__":

@@ -88,16 +88,15 @@ def certificate(task: Task, simulator: Simulator, budget: float = 1.0) -> Bound:
 def _of_kinds(task: Task, simulator: FastSimulator) -> Bound:
     """The bound of a task of all kinds: every sum that is no more than a device's cost, shared out over devices.
 
-    What links take on average comes on top, where the simulator knows.
+    Where devices wait for each other they cost more on average than by their own shards.
     """
     if not (floors := simulator.floors(task)):
         raise no_bound(simulator)
     if why := disproof(task):
         raise InfeasibleTask(why)
     forms = Forms.of(task, lambda shards: simulator.embed_shards(task, shards))
-    comm = simulator.mean_comm(task)
-    beside = 0.0 if comm is None else forms.loads(np.tile(comm, (task.num_devices, 1)))
-    found = [prices(forms, forms.loads(floor), beside) for floor in floors]
+    each = zip(floors, simulator.averages(task), strict=True)
+    found = [prices(forms, forms.loads(floor), forms.loads(average)) for floor, average in each]
     best = max(found, key=lambda p: p.bound)
     resource, method = "compute", "all work shared out, each table sharded as is cheapest"
     if best.table is not None:
@@ -105,7 +104,8 @@ def _of_kinds(task: Task, simulator: FastSimulator) -> Bound:
     elif best.price.any():
         resource, method = "memory", f"{method} at the price of memory"
     fill = float(table_bytes(task).sum() / task.capacity.sum())
-    return Bound(best.bound * SAFETY, resource, method, best.table, fill=fill)
+    makespan = best.bound * SAFETY + simulator.least_ms(task)
+    return Bound(makespan, resource, method, best.table, fill=fill)
 
 
 class _Reached:

@@ -13,7 +13,7 @@ from shard_gym.envs.episodes import Prepared, Scales
 from shard_gym.envs.states import State
 from shard_gym.plan.nodes import MOST_HALVINGS
 from shard_gym.simulators import FastSimulator
-from shard_gym.simulators.base import along_devices, costs_with
+from shard_gym.simulators.base import costs_with
 from shard_gym.tables.pool import FEATURES
 
 WIDTH = len(FEATURES) + 1
@@ -140,25 +140,36 @@ def flat(state: State, most: int) -> np.ndarray:
 
 
 def put_flat(shown: np.ndarray, scales: Scales, piece: Next, free: np.ndarray, cost: np.ndarray) -> None:
-    """Put the observation "flat" into (..., W), from bytes left and costs of devices, (..., K).
-
-    A device's gap is behind / (behind + alone): what it would cost with the next table more than the best device where
-    the table may go, and what the table costs alone. 0 is the best device, 1 one where the table may not go.
-    """
+    """Put the observation "flat" into (..., W), from bytes left and costs of devices, (..., K)."""
     k, share = scales.num_devices, scales.cost / scales.num_devices
     costs, gaps, room, speeds = (shown[..., at : at + k] for at in range(STATE, STATE + PER_DEVICE * k, k))
-    shown[..., :WIDTH] = piece.row
-    shown[..., WIDTH : WIDTH + 1] = piece.alone / share
-    shown[..., WIDTH + 1 : WIDTH + 2] = piece.size / scales.largest
-    shown[..., WIDTH + 2 : STATE] = piece.remaining
+    put_next(shown, piece.row, piece.alone / share, piece.size / scales.largest, piece.remaining)
     costs[...] = cost / share
-    ahead = np.where(piece.mask[..., :k], cost + piece.alone * scales.pace, FAR)
-    behind = ahead - np.minimum(along_devices(np.minimum, ahead), FAR / 2)
-    gaps[...] = behind / (behind + (piece.alone + TINY))
+    mask = np.transpose(piece.mask[..., :k])
+    gaps[...] = device_gaps(cost.T, np.transpose(piece.alone), np.transpose(scales.pace), mask).T
     room[...] = free / scales.largest
     speeds[...] = scales.speed
     shown[..., STATE + PER_DEVICE * k :] = piece.mask
     np.clip(shown, -LIMIT, LIMIT, out=shown)
+
+
+def put_next(shown: np.ndarray, row: np.ndarray, alone: Any, size: Any, remaining: np.ndarray) -> None:
+    """Put the next piece and what remains into the first columns of "flat"; its cost and bytes are shares, (..., 1)."""
+    shown[..., :WIDTH], shown[..., WIDTH + 2 : STATE] = row, remaining
+    shown[..., WIDTH : WIDTH + 1], shown[..., WIDTH + 1 : WIDTH + 2] = alone, size
+
+
+def device_gaps(cost: np.ndarray, alone: Any, pace: Any, mask: np.ndarray | None) -> np.ndarray:
+    """Gap of each device, behind / (behind + alone), from its cost, (K, ...), and that of the next piece alone.
+
+    Behind is what the device would cost with the next piece more than the best device where the piece may go. 0 is the
+    best device, 1 one where the piece may not go; no mask is one of ones.
+    """
+    ahead = cost + alone * pace
+    if mask is not None:
+        ahead = np.where(mask, ahead, FAR)
+    behind = ahead - np.minimum(np.minimum.reduce(ahead, axis=0), FAR / 2)
+    return behind / (behind + (alone + TINY))
 
 
 def set_space(prepared: Prepared, most: int) -> spaces.Dict:

@@ -12,8 +12,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from shard_gym.envs.env import BadAction, NoEpisode, ShardingEnv
-from shard_gym.envs.episodes import hashed, task_index
+from shard_gym.envs.env import ShardingEnv
 from shard_gym.envs.rewards import latency_reward
 from shard_gym.envs.states import State
 from shard_gym.envs.vector.ends import (
@@ -22,35 +21,28 @@ from shard_gym.envs.vector.ends import (
     before_ends,
     end_rewards,
     judged,
-    objects,
+    last_told,
     spread_out,
     told_where,
 )
 from shard_gym.envs.vector.kind_shelf import shelf_of
 from shard_gym.envs.vector.kind_states import states_of
 from shard_gym.envs.vector.states import Record
+from shard_gym.envs.vector.turns import NEXT_STEP, SAME_STEP, Attributes, Turns, never_cut
+from shard_gym.envs.vector.turns import BadBatch as BadBatch  # for who catches it
 from shard_gym.envs.vector.views import each, make_view
-from shard_gym.errors import InvalidTask, ShardGymError, UnknownName
-from shard_gym.records.numbers import whole
 
-NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
 # From here on sums of devices are kept, though no step needs them: with 80 that is 1.4 times as fast as adding them up
 # at the end; with 8, at 65,536 environments, half as fast.
 MANY_DEVICES = 16
 # Bytes. glibc gives freed memory back to the system, and steps fault their arrays in again, until a block this large
 # was freed once; then it keeps as much. Half as many steps a second again.
 SPARE = 2**23
-_NONE = np.zeros(0, np.int64)
 _OF_STATE: dict[str, Callable[[State], Any]] = {
     "task": lambda state: state.episode.prepared.task,
     "plan": lambda state: state.plan(),
     "latency": lambda state: state.latency(),
 }
-_MASK = 2**64 - 1  # seeds are told apart by their last 64 bits
-
-
-class BadBatch(ShardGymError, ValueError):
-    """Seeds, a reset mask or a number that do not fit a number of environments."""
 
 
 class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
@@ -82,24 +74,20 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
     def __init__(
         self, env: ShardingEnv, num_envs: int = 1, autoreset_mode: str | AutoresetMode = NEXT_STEP, copy: bool = True
     ) -> None:
-        self.num_envs, self.env = _count(num_envs), env
-        self.autoreset_mode = _mode(autoreset_mode)
+        self.env, self.num_actions = env, int(env.action_space.n)  # type: ignore[attr-defined]
+        self._turns = Turns(num_envs, autoreset_mode, self.num_actions)
+        self.num_envs, self.autoreset_mode = self._turns.num_envs, self._turns.mode
         self.metadata = {**env.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode, self.bank, self.simulator = env.render_mode, env.bank, env.simulator
         self.single_action_space, self.single_observation_space = env.action_space, env.observation_space
-        self.num_actions = int(env.action_space.n)  # type: ignore[attr-defined]
         self._dense, self._shelf = env.settings.paid.dense, shelf_of(env.settings)
         summed = self._dense or self._shelf.full
         track = summed or env.bank.split_action or env.num_devices >= MANY_DEVICES
         self._states = states = states_of(self._shelf, self.num_envs, track and self._shelf.width > 0)
         self._costs = RunningCosts(self._shelf, states) if summed else None
         self._view = make_view(self._shelf, states, self._costs, copy)
-        self._seeds, self._episodes = np.zeros((2, self.num_envs), np.uint64)
-        self._seeded = np.zeros(self.num_envs, bool)
         self._paid = np.zeros(self.num_envs)  # dense rewards of these episodes so far
-        self._over = _NONE  # environments whose episodes are over
-        self._started = False
-        self._own: dict[str, tuple[Any, ...]] = {}  # attributes that the caller has set
+        self._attributes = Attributes(env, self.num_envs)
         np.empty(SPARE, np.uint8)  # freed at once
 
     @cached_property
@@ -116,29 +104,22 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         self, *, seed: int | Sequence[int | None] | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
         """Begin episodes: the next ones, the first ones of seeds, or of a given task; of all or by `reset_mask`."""
-        if not isinstance(options, Mapping | None):
-            raise InvalidTask(f"reset options are a dict with task and reset_mask, got {options!r:.80}")
-        for option in (options := dict(options or {})).keys() - {"task", "reset_mask"}:
-            raise UnknownName("reset option", option, ["reset_mask", "task"])
-        envs = _masked(options.get("reset_mask"), self.num_envs)
-        if not self._started and len(envs) < self.num_envs:
-            raise NoEpisode("the first reset is of all environments: call reset() without reset_mask first")
-        seeds, slot = self._checked_seeds(seed), None
-        if (task := options.get("task")) is not None:
+        envs, seeds, task = self._turns.asked(seed, options)
+        slot = None
+        if task is not None:
             slot = self._shelf.given(task, np.delete(self._states.slot, envs))
             self._states.widen()
         if isinstance(seed, SupportsIndex):
             super().reset(seed=operator.index(seed))
-        self._seed(envs, seeds)
+        self._turns.seed(envs, seeds, self)
         self._begin(envs, slot)
-        self._started = True
-        self._over = np.setdiff1d(self._over, envs)
+        self._turns.begun(envs)
         return self._shown()
 
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Do with the next piece of each environment as told; see the class about ends."""
         states = self._states
-        states.place(self._checked(actions))
+        states.place(self._turns.checked(actions))
         self._view.placed()
         terminated = states.over()
         rewards, over, infos = np.zeros(self.num_envs), np.flatnonzero(terminated), None
@@ -146,10 +127,9 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
             ends = judged(self._shelf, states, over)
             rewards[over] = end_rewards(self._shelf, states, ends) - self._paid[over]
             infos = self._told(ends, terminated.copy())
-        again = over if self.autoreset_mode is SAME_STEP else self._over
+        again = self._turns.ended(over)
         if len(again):
             self._begin(again)
-        self._over = _NONE if self.autoreset_mode is SAME_STEP else over
         shown, infos = self._shown(infos)
         if self._dense:
             self._pay(rewards, over, again)
@@ -167,14 +147,10 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         if name == "render":
             return self.render() or (None,) * self.num_envs
         if name in _OF_STATE:
-            self._check_started()
+            self._turns.check_started()
             record = Record.of(self._states, np.arange(self.num_envs))
             return tuple(_OF_STATE[name](record.state(i)) for i in range(self.num_envs))
-        if name in self._own:
-            return self._own[name]
-        if callable(value := getattr(self.env, name)):
-            raise AttributeError(f"environments that are stepped together have no {name} of their own")
-        return (value,) * self.num_envs
+        return self._attributes.get(name)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """A value of each environment, see `call`."""
@@ -182,16 +158,11 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of the caller's own, one value or a list with one for each; `get_attr` tells it."""
-        if name in vars(self.env) or hasattr(type(self.env), name):
-            raise AttributeError(f"environments that are stepped together share {name}: make others to change it")
-        given = tuple(values) if isinstance(values, list | tuple) else (values,) * self.num_envs
-        if len(given) != self.num_envs:
-            raise BadBatch(f"values are a list with one for each of {self.num_envs} environments, got {len(given)}")
-        self._own[name] = given
+        self._attributes.set(name, values)
 
     def action_masks(self) -> np.ndarray:
         """Masks of each next piece, bool (n, K), or (n, K + 1) with split actions. The name is sb3-contrib's."""
-        self._check_started()
+        self._turns.check_started()
         return self._states.masks().astype(bool)
 
     def render(self) -> tuple[Any, ...] | None:
@@ -199,7 +170,7 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         if self.render_mode is None:
             self.env.render()  # warns
             return None
-        self._check_started()
+        self._turns.check_started()
         record = Record.of(self._states, np.arange(self.num_envs))
         return tuple(self.env.draw(record.state(i)) for i in range(self.num_envs))
 
@@ -221,19 +192,17 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
             return numbers | told
         last, masks = self._view.final(ends.envs, ends.cost), self._states.final_masks(len(ends.envs))
         told |= told_where({"action_mask": spread_out(masks, ends.envs, n), **numbers}, over)
-        final_obs = spread_out(objects(each(last)), ends.envs, n)
-        return told_where({"final_obs": final_obs, "final_info": told}, over)
+        return last_told(each(last), told, ends.envs, over)
 
     def _begin(self, envs: np.ndarray, slot: int | None = None) -> None:
         """New episodes, of the task in a slot if there is one."""
-        seeds, numbers = self._seeds[envs], self._episodes[envs]
+        keys = self._turns.keys(envs) if self.env.order == "random" else None
         if slot is None:
-            slots = task_index(seeds, numbers, self._shelf.num_tasks).astype(np.int64)
-            self._episodes[envs] = numbers + np.uint64(1)
+            slots = self._turns.drawn(envs, self._shelf.num_tasks)
             self._shelf.fill(slots)
         else:
             slots = np.full(len(envs), slot)
-        self._states.begin(envs, slots, hashed(seeds, numbers) if self.env.order == "random" else None)
+        self._states.begin(envs, slots, keys)
         if self._costs is not None:
             self._costs.begin(envs)
         self._view.begin(envs)
@@ -250,54 +219,6 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         rewards[over] = ends
         self._paid = so_far
 
-    def _seed(self, envs: np.ndarray, seeds: list[int | None]) -> None:
-        for env in envs.tolist() if any(seed is not None for seed in seeds) else ():
-            if (seed := seeds[env]) is not None:
-                self._seeds[env], self._episodes[env], self._seeded[env] = seed & _MASK, 0, True
-        unseeded = envs[~self._seeded[envs]]
-        if len(unseeded):
-            self._seeds[unseeded] = self.np_random.integers(2**63, size=len(unseeded)).astype(np.uint64)
-            self._seeded[unseeded] = True
-
-    def _checked_seeds(self, seed: Any) -> list[int | None]:
-        """One of each environment."""
-        n = self.num_envs
-        try:
-            if seed is None or isinstance(seed, SupportsIndex):
-                seeds = [None if seed is None else operator.index(seed) + i for i in range(n)]
-            else:
-                seeds = [None if one is None else operator.index(one) for one in seed]
-        except TypeError as error:
-            raise BadBatch(f"seed is an int, None or one of them for each environment, got {seed!r:.80}") from error
-        if len(seeds) != n or any(one is not None and one < 0 for one in seeds):
-            raise BadBatch(f"seeds are {n} ints of 0 or more, or None; got {seed!r:.80}")
-        return seeds
-
-    def _checked(self, actions: Any) -> np.ndarray:
-        """One action of each environment; what environments that only begin were told does not matter."""
-        self._check_started()
-        if self.autoreset_mode is DISABLED and len(self._over):
-            raise NoEpisode(
-                f"the episodes of environments {self._over.tolist()!s:.80} are over: call "
-                'reset(options={"reset_mask": ...}), True for each of them, before the next step'
-            )
-        given = np.asarray(actions)
-        if given.shape != (self.num_envs,) or given.dtype.kind not in "iu":
-            wanted = f"one of the ints 0..{self.num_actions - 1} for each of {self.num_envs} environments"
-            raise BadAction(f"actions are {wanted}, got {given.dtype} of shape {given.shape}")
-        chosen = given.astype(np.int64)
-        if chosen.view(np.uint64).max() >= self.num_actions:  # so read, negative ones are large
-            chosen[self._over] = 0
-            bad = np.flatnonzero(chosen.view(np.uint64) >= self.num_actions)
-            if len(bad):
-                what = f"there is no action {given[bad[0]]} (environment {bad[0]})"
-                raise BadAction(f"{what}: choose one of 0..{self.num_actions - 1}")
-        return chosen
-
-    def _check_started(self) -> None:
-        if not self._started:
-            raise NoEpisode("there is no episode yet: call reset() first")
-
 
 def make_vector_env(
     num_envs: int = 1,
@@ -311,32 +232,5 @@ def make_vector_env(
     Episodes end by themselves: a `max_episode_steps` that would cut one short is refused.
     """
     env = ShardingVectorEnv(ShardingEnv(**settings), num_envs, autoreset_mode, copy)
-    if max_episode_steps is not None and max_episode_steps < (longest := env.longest_episode):
-        raise BadBatch(f"episodes take up to {longest} steps and are never cut short, not after {max_episode_steps}")
+    never_cut(max_episode_steps, env.longest_episode)
     return env
-
-
-def _count(num_envs: Any) -> int:
-    try:
-        count = whole(num_envs)
-    except TypeError as error:
-        raise BadBatch(f"num_envs is a whole number, got {num_envs!r:.80}") from error
-    if count < 1:
-        raise BadBatch(f"num_envs must be at least 1, got {count}")
-    return count
-
-
-def _mode(mode: Any) -> AutoresetMode:
-    try:
-        return AutoresetMode(mode)
-    except ValueError as error:
-        raise UnknownName("autoreset_mode", mode, [known.value for known in AutoresetMode]) from error
-
-
-def _masked(mask: Any, num_envs: int) -> np.ndarray:
-    """The environments that a reset mask names; all without one."""
-    if mask is None:
-        return np.arange(num_envs)
-    if not isinstance(mask, np.ndarray) or mask.dtype != bool or mask.shape != (num_envs,) or not mask.any():
-        raise BadBatch(f"reset_mask is a bool array of shape ({num_envs},), True at least once; got {mask!r:.80}")
-    return np.flatnonzero(mask)

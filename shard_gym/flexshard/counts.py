@@ -1,6 +1,7 @@
 """Row frequencies from logs, in one pass and bounded memory: exact for as many rows as fit, a sketch beyond.
 
-    from shard_gym.torchrec.logs import Log
+    from shard_gym.torchrec.batches import batch_bags
+from shard_gym.torchrec.logs import Log
     from shard_gym.flexshard.counts import count_log
 
     counter = count_log(Log(["day_0.parquet", "day_1.parquet"], ["history"]), rows=30_000_000)
@@ -15,12 +16,16 @@ small, a random part of them that is counted exactly and stands for the rest.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
 import numpy as np
 
 from shard_gym.envs.episodes import hashed
 from shard_gym.errors import InvalidPool, UnknownName
 from shard_gym.flexshard.curves import Curve, from_counts
 from shard_gym.records.numbers import whole
+from shard_gym.torchrec.batches import batch_bags
 from shard_gym.torchrec.logs import OUTSIDE, Log, bags_of, with_bar
 
 CAPACITY = 2**24  # rows counted exactly, and rows kept of each sketch
@@ -85,6 +90,15 @@ class RowCounter:
         order = np.argsort(-p, kind="stable")
         error = self.missing / 2 / head.min() if len(head) else 0.0
         return Curve(np.minimum(p[order], 1.0), rows[order], float(error))
+
+    def order(self, num_rows: int) -> np.ndarray:
+        """All rows of a table, most frequent first; rows of one count, and those that were not counted, by number."""
+        counted = self._sampled if self.exact else self._frequent
+        if len(counted.row) and counted.row[-1] >= num_rows:
+            raise InvalidPool(f"row {counted.row[-1]} was looked up, of a table with {num_rows} rows")
+        count = np.zeros(num_rows, np.int64)
+        count[counted.row] = counted.count
+        return np.argsort(-count, kind="stable")
 
     def told(self) -> str:
         """Tell in words what the counts are worth."""
@@ -152,6 +166,25 @@ def count_log(
         ids, lengths, hashed = bags_of(part.column(column), log.ids, column)
         counter.add(_rows_of(ids, hashed, rows, outside, column), lengths)
     return counter
+
+
+def count_batches(
+    batches: Iterable[Any], tables: Mapping[str, Sequence[str]], capacity: int = CAPACITY
+) -> dict[str, RowCounter]:
+    """Count how many samples look each row of tables up; `tables` names the features of each.
+
+    A batch is a KeyedJaggedTensor, or a dict of (values, lengths) by feature.
+    """
+    counters = {name: RowCounter(capacity) for name in tables}
+    features = dict.fromkeys(feature for names in tables.values() for feature in names)
+    for number, batch in enumerate(batches):
+        bags = batch_bags(batch, features, f"batch {number}")
+        for name, counter in counters.items():
+            values, lengths = zip(*((bags[f][0], bags[f][1]) for f in tables[name]), strict=True)
+            sample = np.concatenate([np.repeat(np.arange(len(n)), n) for n in lengths])
+            order = np.argsort(sample, kind="stable")
+            counter.add(np.concatenate(values)[order], np.sum(lengths, axis=0))
+    return counters
 
 
 def _rows_of(ids: np.ndarray, hashed: bool, rows: int | None, outside: str, column: str) -> np.ndarray:

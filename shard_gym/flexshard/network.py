@@ -1,9 +1,6 @@
-"""FlexShard's numbers: nodes of GPUs, what a table costs there under each way to share out its rows, and its models.
+"""FlexShard's numbers: nodes of GPUs, and what a table costs there under each way to share out its rows.
 
 Costs are its Tables 1 to 3, per GPU and per pass unless a name says otherwise; an element is one number of a row.
-Models are what its Tables 4 to 6 print. Their row frequencies are not published: a fitted curve has power laws between
-the ranks that Table 5 tells the coverage of, and meets each; where its 3-tier plan ends DP, a row has the probability
-at which DP stops saving memory.
 """
 
 from __future__ import annotations
@@ -11,12 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cache
-
-import numpy as np
 
 from shard_gym.errors import InvalidTask, UnknownName
-from shard_gym.flexshard.curves import HALVINGS, Curve, ranks
 from shard_gym.records.numbers import whole
 
 # Copies that data-parallel parameters and their gradients take in a framework: TorchRec's dense multiplier.
@@ -24,13 +17,20 @@ COPIES = 6.0
 BATCH, GPUS = 4096, 32  # samples a GPU, and GPUs, of the paper's models
 PASSES = 2  # forward and backward, both move what was looked up
 COLLECTIVES = ("a2a_global", "a2a_intra", "ar_global", "ar_cross")
+OVERLAPS: Mapping[str, tuple[str, ...]] = {  # collectives behind other work; the paper's Table 6 calls two overlappable
+    "none": (),
+    "paper": ("a2a_intra", "ar_cross"),
+}
 TIERS = ("dp", "flex", "rw")
 KINDS = ("rw", "cw", "dp", "flex", "twrw", "tw")
 
 
 @dataclass(frozen=True)
 class Network:
-    """N nodes of W GPUs, U in all; bandwidths are bytes a millisecond and GPU, latencies are of one collective."""
+    """N nodes of W GPUs, U in all; bandwidths are bytes a millisecond and GPU, latencies are of one collective.
+
+    Collectives of `overlap` take no time of a step: other work hides them, however long they take.
+    """
 
     nodes: int
     gpus_per_node: int
@@ -43,6 +43,7 @@ class Network:
     ar_global_ms: float = 0.0
     ar_cross_ms: float = 0.0
     gpus: int = 0  # 0: nodes times gpus_per_node, which it must be
+    overlap: str = "none"  # one of OVERLAPS
 
     def __post_init__(self) -> None:
         try:
@@ -58,10 +59,20 @@ class Network:
             product = self.nodes * self.gpus_per_node
             raise InvalidTask(f"{self.nodes} nodes of {self.gpus_per_node} GPUs are {product}, not gpus={self.gpus}")
         object.__setattr__(self, "gpus", self.nodes * self.gpus_per_node)
+        if self.overlap not in OVERLAPS:
+            raise UnknownName("overlap", self.overlap, OVERLAPS)
         for name in COLLECTIVES:
-            rate, latency = getattr(self, name), getattr(self, f"{name}_ms")
-            if not rate > 0 or not 0 <= latency < math.inf:
-                raise InvalidTask(f"{name} needs a bandwidth above 0 and a latency from 0, got {rate} and {latency}")
+            _check_wire(name, getattr(self, name), getattr(self, f"{name}_ms"))
+
+    def takes(self, collective: str) -> tuple[float, float]:
+        """Bytes a millisecond of a collective, and its latency, ms; a hidden one takes no time."""
+        hidden = collective in OVERLAPS[self.overlap]
+        return (math.inf, 0.0) if hidden else (getattr(self, collective), getattr(self, f"{collective}_ms"))
+
+
+def _check_wire(collective: str, rate: float, latency: float) -> None:
+    if not rate > 0 or not 0 <= latency < math.inf:
+        raise InvalidTask(f"{collective} needs a bandwidth above 0 and a latency from 0, got {rate} and {latency}")
 
 
 # 4 nodes of 8 A100s, 200 Gb/s RoCE a GPU. Straight lines through the sizes and times of FlexShard's Tables 5 and 6:
@@ -154,7 +165,7 @@ def costs(table: Rows, kind: str, on: Network, batch: int, copies: float = COPIE
         "tw": (e, ids, u * ids, table.dim, wanted * u, wanted * u),
     }
     kept, sent_ids, looked_up, dim, made, sent = share[kind]
-    rate, latency = (on.a2a_intra, on.a2a_intra_ms) if kind == "flex" else (on.a2a_global, on.a2a_global_ms)
+    rate, latency = on.takes("a2a_intra" if kind == "flex" else "a2a_global")
     static, static_ms = _all_reduced(kind, e * row, on)
     dynamic_ms = 0.0 if kind == "dp" else PASSES * (sent * row / rate + latency)
     return Costs(
@@ -181,101 +192,19 @@ class Line:
 
 def lines(on: Network, batch: int, copies: float) -> Mapping[str, Line]:
     """Costs of a row in each tier; from FlexShard's Tables 2 and 3."""
-    w = on.gpus_per_node
-    dp = Line((copies, batch), (1 / on.ar_global, 0.0), on.ar_global_ms)
-    ms, latency = (1 / w / on.ar_cross, PASSES * batch / on.a2a_intra), PASSES * on.a2a_intra_ms + on.ar_cross_ms
+    w, all_to_all, all_reduce = on.gpus_per_node, on.takes("a2a_global"), on.takes("ar_global")
+    intra, cross = on.takes("a2a_intra"), on.takes("ar_cross")
+    dp = Line((copies, batch), (1 / all_reduce[0], 0.0), all_reduce[1])
+    ms, latency = (1 / w / cross[0], PASSES * batch / intra[0]), PASSES * intra[1] + cross[1]
     flex = Line((copies / w, 2 * batch), ms, latency)
-    rw = Line((1 / on.gpus, 2 * batch), (0.0, PASSES * batch / on.a2a_global), PASSES * on.a2a_global_ms)
+    rw = Line((1 / on.gpus, 2 * batch), (0.0, PASSES * batch / all_to_all[0]), PASSES * all_to_all[1])
     return {"dp": dp, "flex": flex, "rw": rw}
 
 
 def _all_reduced(kind: str, table_bytes: float, on: Network) -> tuple[float, float]:
     """Bytes of gradient that a GPU all-reduces, and how long it takes."""
-    if kind == "dp":
-        return table_bytes, table_bytes / on.ar_global + on.ar_global_ms
-    if kind == "flex":
-        share = table_bytes / on.gpus_per_node
-        return share, share / on.ar_cross + on.ar_cross_ms
-    return 0.0, 0.0
-
-
-@dataclass(frozen=True)
-class Model:
-    """One of the models, and its two plans as Table 5 has them; shares are of all lookups."""
-
-    name: str
-    rows: int
-    dp2_rows: int  # 2-tier plan
-    dp2_share: float
-    dp3_rows: int  # 3-tier plan
-    dp3_share: float
-    flex3_rows: int
-    flex3_share: float
-    all_to_all: tuple[int, int, int]  # elements a GPU sends in one pass: RW, 2-tier, 3-tier (Table 6)
-    reductions: tuple[float, float]  # of these, as printed
-    dim: int = 256
-
-    @property
-    def length(self) -> float:
-        """Mean rows of a sample: that with which the 2-tier plan takes as much memory as RW."""
-        return self.dp2_rows * (COPIES - 1 / GPUS) / (BATCH * self.dp2_share)
-
-
-MODELS: Mapping[str, Model] = {
-    m.name: m
-    for m in (
-        Model(
-            "RM-1", 30_000_000, 346_144, 0.525, 100_064, 0.368, 1_184_544, 0.306,
-            (972_424_960, 450_510_848, 297_697_024), (0.537, 0.694),
-        ),
-        Model(
-            "RM-2", 30_000_000, 507_072, 0.770, 128_736, 0.639, 2_397_216, 0.217,
-            (958_656_768, 220_126_208, 138_198_784), (0.770, 0.856),
-        ),
-        Model(
-            "RM-3", 10_000_000, 115_296, 0.349, 36_704, 0.227, 318_560, 0.259,
-            (466_826_496, 311_369_728, 246_077_440), (0.333, 0.473),
-        ),
-        Model(
-            "RM-4", 10_000_000, 184_864, 0.570, 55_040, 0.390, 592_992, 0.360,
-            (473_709_312, 201_887_232, 118_944_768), (0.574, 0.748),
-        ),
-    )
-}  # fmt: skip
-
-
-@cache
-def fitted_curve(name: str) -> Curve:
-    """A curve through what is printed of a model."""
-    if name not in MODELS:
-        raise UnknownName("published model", name, MODELS)
-    m = MODELS[name]
-    edges = np.unique(np.append(ranks(m.rows), [m.dp3_rows + 1, m.dp2_rows + 1, m.dp3_rows + m.flex3_rows + 1]))
-    count = np.diff(edges)
-    rank = np.sqrt(edges[:-1] * (edges[1:] - 1.0))
-    p = np.empty(len(count))
-    anchor_rank, anchor_p = m.dp3_rows, (COPIES - 1 / GPUS) / BATCH
-    head = rank <= anchor_rank
-    wanted = m.dp3_share * m.length
-    p[head] = _power(rank[head], count[head], anchor_rank, anchor_p, wanted)
-    ends = ((m.dp2_rows, m.dp2_share), (m.dp3_rows + m.flex3_rows, m.dp3_share + m.flex3_share), (m.rows, 1.0))
-    for end, share in ends:
-        part = (rank > anchor_rank) & (rank <= end)
-        p[part] = _power(rank[part], count[part], anchor_rank, anchor_p, share * m.length - wanted)
-        wanted, anchor_rank, anchor_p = share * m.length, end, float(p[part][-1])
-    return Curve(np.minimum.accumulate(p), count, 1e-3)
-
-
-def _power(rank: np.ndarray, count: np.ndarray, anchor: float, p: float, wanted: float) -> np.ndarray:
-    """p * (rank / anchor) ** -exponent, none above 1, with the exponent that makes all rows sum to `wanted`."""
-
-    def law(exponent: float) -> np.ndarray:
-        return np.minimum(p * (rank / anchor) ** -exponent, 1.0)
-
-    low, high = 0.0, 30.0
-    rising = rank[0] < anchor  # a larger exponent: more before the anchor, less after it
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        more = ((law(middle) * count).sum() < wanted) == rising
-        low, high = (middle, high) if more else (low, middle)
-    return law(high)
+    if kind not in ("dp", "flex"):
+        return 0.0, 0.0
+    rate, latency = on.takes("ar_global" if kind == "dp" else "ar_cross")
+    size = table_bytes if kind == "dp" else table_bytes / on.gpus_per_node
+    return size, size / rate + latency

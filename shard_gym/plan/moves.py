@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from shard_gym.errors import InvalidPlan, InvalidTask
+from shard_gym.errors import InvalidTask
+from shard_gym.memory.shards import STATES
 from shard_gym.memory.usage import optimizer_bytes
-from shard_gym.plan.plan import Plan, check
+from shard_gym.plan.plan import Plan
+from shard_gym.plan.shards import shards
 from shard_gym.plan.violations import violations
+from shard_gym.task.constraints import BY_HOST, OF_ONE
 from shard_gym.task.links import Links
 from shard_gym.task.task import Task
 
 
 @dataclass(frozen=True)
 class Move:
-    """Columns of one table that go from a device to another."""
+    """Columns of one table, or rows of them, that go from a device to another."""
 
     table: int  # before any split
     name: str
@@ -24,14 +27,15 @@ class Move:
     bytes: int
     source: int
     target: int
+    rows: tuple[int, int] | None = None  # the first, and the one after the last; None: all of them
 
 
 @dataclass(frozen=True)
 class Delta:
     """Moves when one plan takes the place of another.
 
-    A device receives the columns that it does not hold yet. A column counts its share of the `moved_bytes` of its piece
-    in the new plan.
+    A device receives the rows and columns that it does not hold yet, in its memory or its host's. They count their
+    share of the `moved_bytes` of their shard in the new plan.
     """
 
     moves: tuple[Move, ...]
@@ -56,18 +60,21 @@ class Delta:
 
 
 def delta(task: Task, old: Plan, new: Plan) -> Delta:
-    """Moves from the old plan of a task to the new one, which may split other tables."""
-    overlaps = _overlaps(task, old, new)
-    gone = overlaps.take(overlaps.source != overlaps.target)
-    sent, received = np.zeros((2, task.num_devices), np.int64)
-    np.add.at(sent, gone.source, gone.bytes)
-    np.add.at(received, gone.target, gone.bytes)
-    columns = zip(gone.table, gone.first, gone.last, gone.bytes, gone.source, gone.target, strict=True)
+    """Moves from the old plan of a task to the new one, which may shard its tables in other ways."""
+    gone = _gone(task, old, new)
+    sent, received = _counted(task, gone).tolist()
+    numbers = np.stack([getattr(gone, name) for name in _OF_A_MOVE], axis=1)
+    name, height = task.tables.name, task.tables.rows.tolist()
     moves = tuple(
-        Move(int(t), task.tables.name[t], (int(first), int(last)), int(size), int(source), int(target))
-        for t, first, last, size, source, target in columns
+        Move(t, name[t], (first, last), size, source, target, None if end - top == height[t] else (top, end))
+        for t, first, last, size, source, target, top, end in numbers.tolist()
     )
-    return Delta(moves, tuple(sent.tolist()), tuple(received.tolist()))
+    return Delta(moves, tuple(sent), tuple(received))
+
+
+def sent_received(task: Task, old: Plan, new: Plan) -> np.ndarray:
+    """Bytes that each device sends, and receives, (2, K): those of `delta`, without its moves."""
+    return _counted(task, _gone(task, old, new))
 
 
 def aligned(task: Task, old: Plan, new: Plan, links: Links | None = None) -> Plan:
@@ -76,17 +83,38 @@ def aligned(task: Task, old: Plan, new: Plan, links: Links | None = None) -> Pla
     Only devices that are alike change names: in memory, speed and place among the links (whole groups, and devices
     within a group), and no device that a pin names. So makespan and bytes of the plan remain what they were. `links`
     are the planner's, for a task that has none of its own; without any, devices are taken to be in one group.
+
+    Tables that are on all devices stay so, and those on a host change it only with its name. Beside them a renamed plan
+    may cost a little more or less, as their last shards are smaller: whoever counts that compares both.
     """
     overlaps = _overlaps(task, old, new)
+    overlaps = overlaps.take(np.isin(new.kind, (*OF_ONE, *BY_HOST))[overlaps.table])
     stays = np.zeros((task.num_devices,) * 2, np.int64)
     np.add.at(stays, (overlaps.target, overlaps.source), overlaps.bytes)
     wires = task.links or links
     group = 0 if wires is None or task.objective == "kernel" else wires.group
     name = _names(stays, _kinds(task), group or task.num_devices)
-    found = Plan(tuple(name[list(new.device)].tolist()), new.splits)
-    if task.constraints.max_moves is not None and violations(task, found) and not violations(task, new):
-        return new  # fewer bytes move, but more tables
+    found = _renamed(task, new, name)
+    if not new.table_wise and sent_received(task, old, found).sum() >= sent_received(task, old, new).sum():
+        return new
+    strict = task.constraints.max_moves is not None or not new.table_wise
+    if strict and violations(task, found) and not violations(task, new):
+        return new  # fewer bytes move, but more tables, or last shards are elsewhere
     return found
+
+
+def _renamed(task: Task, plan: Plan, name: np.ndarray) -> Plan:
+    """The plan with other names of single devices and of hosts; what is on all devices stays."""
+    if plan.table_wise:
+        return Plan(tuple(name[list(plan.device)].tolist()), plan.splits)
+    span = task.devices_per_host
+    host = name // span * span + np.arange(task.num_devices) % span  # a device's number in its host stays
+    of_kind = dict.fromkeys(OF_ONE, name) | dict.fromkeys(BY_HOST, host)
+    devices = tuple(
+        tuple(of_kind[kind][list(there)].tolist()) if kind in of_kind else there
+        for kind, there in zip(plan.kind, plan.devices, strict=True)
+    )
+    return replace(plan, device=tuple(there[0] for there in devices), devices=devices)
 
 
 def moved_bytes(task: Task) -> np.ndarray:
@@ -95,46 +123,74 @@ def moved_bytes(task: Task) -> np.ndarray:
     return weights if task.accounting == "weights" else weights + optimizer_bytes(task)
 
 
+def moved_bytes_of(task: Task, table: np.ndarray, rows: np.ndarray, dim: np.ndarray) -> np.ndarray:
+    """The `moved_bytes` of shards of tables, (S,) int64, by their rows and columns."""
+    a_row, a_weight = (0, 0) if task.accounting == "weights" else STATES[task.optimizer]
+    return (rows * (a_row + (task.tables.element_bytes[table] + a_weight) * dim)).astype(np.int64)
+
+
 @dataclass(frozen=True, eq=False)
 class _Overlaps:
-    """Ranges of columns that are on one device in the old plan and on one in the new plan, (R,)."""
+    """Rows and columns that are on one device in the old plan and on one in the new plan, (R,)."""
 
     table: np.ndarray
-    first: np.ndarray
-    last: np.ndarray
+    first: np.ndarray  # column
+    last: np.ndarray  # after it
     bytes: np.ndarray
     source: np.ndarray
     target: np.ndarray
+    top: np.ndarray  # row
+    end: np.ndarray  # after it
 
     def take(self, index: np.ndarray) -> _Overlaps:
         """Some of them."""
         return _Overlaps(**{name: column[index] for name, column in vars(self).items()})
 
 
+_OF_A_MOVE = tuple(field.name for field in fields(_Overlaps))
+
+
 def _overlaps(task: Task, old: Plan, new: Plan) -> _Overlaps:
-    """All columns of all tables in as few ranges as the two plans allow; tables lie side by side."""
-    (then, source, _), (now, target, density) = _pieces(task, old), _pieces(task, new)
-    offsets = np.append(0, np.cumsum(task.tables.dim, dtype=np.int64))
-    start = np.union1d(then, now)
-    was, now_in = (np.searchsorted(starts, start, side="right") - 1 for starts in (then, now))
-    table = np.searchsorted(offsets, start, side="right") - 1
-    key = np.stack([table, source[was], target[now_in], now_in], axis=1)
-    parts = np.flatnonzero(np.append(True, (key[1:] != key[:-1]).any(axis=1)))
-    begin, end = start[parts], np.append(start[parts[1:]], offsets[-1])
-    table, where, goes, piece = key[parts].T
-    size = np.rint((end - begin) * density[piece]).astype(np.int64)
-    return _Overlaps(table, begin - offsets[table], end - offsets[table], size, where, goes)
+    """All parts of the new plan's shards by where they are in the old plan, columns that stay side by side as one."""
+    was, now = (made.take(made.rows > 0) for made in (shards(task, old), shards(task, new)))
+    a, b = _pairs(was.table, now.table)
+    there = (was.kind[a] != "dp") | (was.device[a] == now.device[b])  # each device has a copy of its own
+    top, end = np.maximum(was.row[a], now.row[b]), np.minimum((was.row + was.rows)[a], (now.row + now.rows)[b])
+    first = np.maximum(was.column[a], now.column[b])
+    last = np.minimum((was.column + was.dim)[a], (now.column + now.dim)[b])
+    found = np.flatnonzero(there & (end > top) & (last > first))
+    found = found[np.lexsort((first[found], top[found], was.device[a[found]], b[found]))]
+    a, b, top, end, first, last = (values[found] for values in (a, b, top, end, first, last))
+    key = np.stack([b, was.device[a], top, end], axis=1)
+    begins = np.append(True, (key[1:] != key[:-1]).any(axis=1) | (first[1:] != last[:-1]))[: len(b)]
+    b, source, top, end, first = (values[begins] for values in (b, was.device[a], top, end, first))
+    last = last[np.append(begins[1:], True)[: len(begins)]]
+    a_column = moved_bytes_of(task, now.table, now.rows, now.dim) / now.dim
+    size = np.rint((last - first) * a_column[b] * ((end - top) / now.rows[b])).astype(np.int64)
+    table, target = now.table[b], now.device[b]
+    parts = _Overlaps(table, first, last, size, source, target, top, end)
+    return parts.take(np.lexsort((target, first, top, table)))
 
 
-def _pieces(task: Task, plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """First column, counted over all tables, device and bytes a column of each piece of a plan, by first column."""
-    tables = check(task, plan)
-    if not plan.table_wise:
-        raise InvalidPlan("only table-wise plans can be compared: one device a piece, its rows in that one's memory")
-    source, first, dim = task.pieces(plan.splits)
-    start = (np.cumsum(task.tables.dim, dtype=np.int64) - task.tables.dim)[source] + first
-    order = np.argsort(start)
-    return start[order], np.array(plan.device)[order], (moved_bytes(tables) / dim)[order]
+def _gone(task: Task, old: Plan, new: Plan) -> _Overlaps:
+    """The parts that do not stay on their device."""
+    overlaps = _overlaps(task, old, new)
+    return overlaps.take(overlaps.source != overlaps.target)
+
+
+def _counted(task: Task, gone: _Overlaps) -> np.ndarray:
+    found = np.zeros((2, task.num_devices), np.int64)
+    for row, device in zip(found, (gone.source, gone.target), strict=True):
+        np.add.at(row, device, gone.bytes)
+    return found
+
+
+def _pairs(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """All pairs of places where two sorted arrays of numbers have the same one."""
+    start, stop = (np.searchsorted(left, right, side=side) for side in ("left", "right"))
+    count = stop - start
+    b = np.repeat(np.arange(len(right)), count)
+    return np.arange(len(b)) - np.repeat(np.cumsum(count) - count - start, count), b
 
 
 def _kinds(task: Task) -> np.ndarray:

@@ -69,8 +69,7 @@ all of one host for each part |
     def _settle_residence(self, n: int) -> None:
         residence, share = _sequence("residence", self.residence), _sequence("share", self.share)
         object.__setattr__(self, "residence", residence or ("hbm",) * n)
-        if bad := [r for r in residence if r not in RESIDENCES]:
-            raise InvalidPlan(f"unknown residence {bad[0]!r:.40}; choose from {', '.join(RESIDENCES)}")
+        _known("residence", residence, RESIDENCES)
         usual = tuple(SHARES[r] for r in self.residence)
         object.__setattr__(self, "share", _floats("share", share) or usual)
         if not len(self.residence) == len(self.share) == n:
@@ -85,8 +84,7 @@ all of one host for each part |
     def _check_kinds(self, n: int) -> None:
         if not len(self.kind) == len(self.devices) == n:
             raise InvalidPlan(f"{n} tables need {n} kinds and device lists, got {len(self.kind)}, {len(self.devices)}")
-        if bad := [kind for kind in self.kind if kind not in KINDS]:
-            raise InvalidPlan(f"unknown kind {bad[0]!r}; choose from {', '.join(KINDS)}")
+        _known("kind", self.kind, KINDS)
         for i, (first, all_of_them) in enumerate(zip(self.device, self.devices, strict=True)):
             if not all_of_them or all_of_them[0] != first:
                 raise InvalidPlan(f"devices of table {i} must begin with device[{i}] = {first}, got {all_of_them}")
@@ -106,6 +104,11 @@ all of one host for each part |
     def table_wise(self) -> bool:
         """True if every piece is of kind tw on one device, and in its memory."""
         return self._one_device and set(self.residence) <= {"hbm"}
+
+    @property
+    def whole_tables(self) -> bool:
+        """True if every table is whole in the memory of one device."""
+        return self.table_wise and not self.splits
 
     @property
     def _one_device(self) -> bool:
@@ -178,6 +181,13 @@ def pieces(task: Task, plan: Any) -> tuple[list[int], list[int], list[int]]:
         where = "is not placed" if d == -1 else f"is on device {d}"
         raise InvalidPlan(f"table {i} {where}; devices are 0..{task.num_devices - 1}")
     return found
+
+
+def _known(what: str, told: Sequence[Any], known: Sequence[str]) -> None:
+    """Refuse a name that is no kind or residence."""
+    for table, name in enumerate(told):
+        if name not in known:
+            raise InvalidPlan(f"table {table} has the unknown {what} {name!r:.40}; choose from {', '.join(known)}")
 
 
 def _ints(field: str, values: Any) -> tuple[int, ...]:

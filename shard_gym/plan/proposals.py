@@ -145,8 +145,8 @@ def _with_host(task: Task) -> Iterator[str]:
     if task.objective == "kernel" or task.residences != ("hbm",):
         return
     size, capacity = table_bytes(task), task.capacity
-    moved = int(size.max() if size.max() > capacity.max() else size.min())  # one table at least
-    moved = moved / task.num_devices if beyond_columns(task) else moved
+    moved = float(size.max() if size.max() > capacity.max() else size.min())  # one table at least
+    moved /= task.num_devices if beyond_columns(task) else 1
     least = max((int(size.sum()) - int(capacity.sum())) / task.num_devices, moved)
     for slack in SLACK:
         host = int(np.ceil(least * slack))

@@ -156,6 +156,13 @@ class FastSimulator:
         """Weights of each device's sum, (K, H), that give its cost, ms, where nothing else counts; None: it is more."""
         return None
 
+    def longest(self, task: Task) -> list[np.ndarray]:
+        """Weights as of `rates`, of each part of a step that ends when the slowest device is done with it.
+
+        The longest times of all parts add up to the makespan. Empty: it is more.
+        """
+        return [] if (rates := self.rates(task)) is None else [rates]
+
     def floors(self, task: Task) -> list[np.ndarray]:
         """Weights as of `rates` that give no more than each device costs, for bounds."""
         if (rates := self.rates(task)) is not None:
@@ -167,9 +174,13 @@ class FastSimulator:
         counts = [np.bincount(columns, minlength=width).astype(np.float64) for columns in maxima.sums]
         return [np.multiply.outer(task.ms_per_us, count) for count in counts]
 
-    def mean_comm(self, task: Task) -> np.ndarray | None:
-        """Weights of sums, (H,), that give no more than devices take on average beside the `floors`; None: unknown."""
-        return None
+    def averages(self, task: Task) -> list[np.ndarray]:
+        """Weights as of `floors`, one by one no less: devices cost so much on average, as they wait for each other."""
+        return self.floors(task)
+
+    def least_ms(self, task: Task) -> float:
+        """Milliseconds that a step takes on every device beside `floors` and `averages`, whatever the plan."""
+        return 0.0
 
     def factors(self) -> Factors | None:
         """The costs as products of sums and growing factors, for bounds; None: they are not."""
@@ -234,7 +245,8 @@ def along_devices(ufunc: np.ufunc, values: np.ndarray) -> np.ndarray:
     """`ufunc.reduce` over the last axis, which is kept; in a tenth of the time where many plans have few devices."""
     if values.shape[-1] > FEW_DEVICES or values.size < MANY_VALUES:
         return ufunc.reduce(values, axis=-1, keepdims=True)
-    return ufunc.reduce(np.ascontiguousarray(np.moveaxis(values, -1, 0)), axis=0)[..., None]
+    first = values.transpose(values.ndim - 1, *range(values.ndim - 1))
+    return ufunc.reduce(np.ascontiguousarray(first), axis=0)[..., None]
 
 
 def checked(task: Task, placements: np.ndarray) -> np.ndarray:
@@ -313,6 +325,9 @@ class Counted(FastSimulator):
 
     def rates(self, task: Task) -> np.ndarray | None:
         return self.simulator.rates(task)
+
+    def longest(self, task: Task) -> list[np.ndarray]:
+        return self.simulator.longest(task)
 
     def decode(self, task: Task, sums: np.ndarray) -> Latency:
         self.calls += math.prod(sums.shape[:-2])

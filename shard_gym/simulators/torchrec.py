@@ -96,6 +96,13 @@ class TorchRecPerf(FastSimulator):
         """The two columns; the critical path is no sum over shards."""
         return None if task.objective == CRITICAL_PATH else self._weights(task, 1)
 
+    def longest(self, task: Task) -> list[np.ndarray]:
+        """Parts of the critical path: the computation, and each kind's communication in either pass."""
+        if task.objective != CRITICAL_PATH:
+            return super().longest(task)
+        weights = self._weights(task, 2 * len(KINDS))
+        return [np.where(column, weights, 0.0) for column in np.eye(weights.shape[1], dtype=bool)]
+
     def floors(self, task: Task) -> list[np.ndarray]:
         """All columns: on the critical path the longest of each kind are no less than their means."""
         return [self._weights(task, 2 * len(KINDS) if task.objective == CRITICAL_PATH else 1)]

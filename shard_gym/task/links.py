@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -51,21 +52,30 @@ class Links:
         if devices == 1:
             return np.zeros(dims.shape)
         slice_bytes = 4.0 * batch / devices  # one column's output for the samples of one device
-        starts, sizes, group = _groups(devices, self.group or devices)
         total = dims @ np.ones((devices, 1))  # whole columns: exact, and sooner than their sum
-        in_group = total if len(starts) == 1 else np.add.reduceat(dims, starts, axis=-1).repeat(sizes, axis=-1)
+        in_group, group = self._held_in_groups(dims, total)
         if self.peer_to_peer:  # sent, received; inside the group, then leaving it
             near = np.maximum(dims * (group - 1), in_group - dims)
-            far = np.maximum(in_group * (devices - group), (total - in_group) * group)
         else:
             near = np.maximum(dims * (devices - 1), total - dims)
-            far = np.maximum(in_group * (devices - 1), total * group - in_group)
         ms = near * (slice_bytes / self.port) + self.latency_ms
         if self.uplink < math.inf:
+            if self.peer_to_peer:
+                far = np.maximum(in_group * (devices - group), (total - in_group) * group)
+            else:
+                far = np.maximum(in_group * (devices - 1), total * group - in_group)
             ms += far * (slice_bytes / self.uplink)
         if self.fabric < math.inf:
             ms += total * ((devices - 1) * slice_bytes / self.fabric)
         return ms
+
+    def _held_in_groups(self, dims: np.ndarray, total: np.ndarray) -> tuple[np.ndarray, Any]:
+        """Columns that each device's group holds, and the group's size; one number where there is one group."""
+        devices = dims.shape[-1]
+        if not 0 < self.group < devices:
+            return total, devices
+        starts, sizes, group = _groups(devices, self.group)
+        return np.add.reduceat(dims, starts, axis=-1).repeat(sizes, axis=-1), group
 
     def ring_ms(self, held: np.ndarray) -> np.ndarray:
         """Time of one reduce-scatter or all-gather over all devices, of `held` bytes on each; (..., K) -> (..., K).

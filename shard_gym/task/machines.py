@@ -138,7 +138,8 @@ class Machine:
         told: TaskSettings = {"links": self.links, "speed": self._each("speed").tolist()}
         told["host_memory"] = int(self.host_memory_gb * GB)
         told["host_link"] = None if self.host_link_gb_s is None else self.host_link_gb_s * 1e6
-        return make_task(tables, self.devices, self.left_gb, pooling=pooling, **{**told, **settings})
+        told |= settings
+        return make_task(tables, self.devices, self.left_gb, pooling=pooling, **told)
 
 
 # Devices, memory, NVLink and network cards: data sheets (GB of memory taken as 2**30; of an H200 what CUDA reports).

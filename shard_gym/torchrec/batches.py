@@ -83,7 +83,7 @@ class Profiler:
 
     def add(self, batch: KeyedJaggedTensor | Mapping[str, Any]) -> None:
         """Count one batch; features that no table has are left alone."""
-        bags = _bags(batch, self._features, f"batch {self.batches}")
+        bags = batch_bags(batch, self._features, f"batch {self.batches}")
         sizes = {len(lengths) for _, lengths, _ in bags.values()}
         if len(sizes) > 1:
             raise InvalidPool(
@@ -218,7 +218,7 @@ def _shares(counts: np.ndarray) -> np.ndarray:
     return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1e-12)
 
 
-def _bags(batch: Any, features: Mapping[str, Any], what: str) -> dict[str, tuple[np.ndarray, np.ndarray, bool]]:
+def batch_bags(batch: Any, features: Mapping[str, Any], what: str) -> dict[str, tuple[np.ndarray, np.ndarray, bool]]:
     """(values, lengths, whether weighted) of each feature."""
     if not isinstance(batch, Mapping):
         if not hasattr(batch, "variable_stride_per_key"):

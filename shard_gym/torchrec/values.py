@@ -192,7 +192,8 @@ class Stats:
     def critical_path(self, which: str) -> dict[str, Slowest]:
         """The slowest ranks of each phase: where all wait for each other after each, a step takes the sum.
 
-        By TorchRec they wait after the communication of each kind of sharding too, as its `EmbeddingStats` has it.
+        By TorchRec they wait after the communication of each kind of sharding too, as its `EmbeddingStats` has it
+        of one collection.
         """
         of_ranks = self.phases(which)
         if not of_ranks:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from shard_gym.errors import InvalidTask
 from shard_gym.flexshard.curves import Curve, zipf_mandelbrot
-from shard_gym.flexshard.network import COPIES, NETWORKS, fitted_curve, network
+from shard_gym.flexshard.models import fitted_curve
+from shard_gym.flexshard.network import COPIES, NETWORKS, OVERLAPS, network
 from shard_gym.flexshard.tiers import RowTask, SequenceTable, TieredPlan, report, text
 from shard_gym.records import commands
 from shard_gym_agents.cli import logs
@@ -32,7 +33,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(options: argparse.Namespace) -> None:
     given = {"nodes": options.nodes, "gpus_per_node": options.gpus_per_node}
-    on = replace(network(options.network), gpus=0, **{name: n for name, n in given.items() if n is not None})
+    changed = {name: n for name, n in given.items() if n is not None}
+    on = replace(network(options.network), gpus=0, overlap=options.overlap, **changed)
     tables = tuple(_table(told) for told in options.table or [TABLE])
     task = RowTask(tables, on, options.batch, options.extra_gb * GB, options.copies)
     plan = TieredPlan.load(options.plan, task) if options.plan else solve(task, options.method)
@@ -45,11 +47,13 @@ def _assumed(name: str, task: RowTask) -> str:
     """One line of what the plan is made for."""
     nodes, sizes = task.network, {f"{8 * table.element_bytes} bits a number" for table in task.tables}
     where = f"{nodes.nodes} nodes of {nodes.gpus_per_node} GPUs, wires of {name}"
+    hidden = OVERLAPS[nodes.overlap]
     told = [
         " and ".join(sorted(sizes)),
         f"batch {task.batch:,} a GPU",
         where,
         f"{task.copies:g} copies of a replicated row",
+        *([f"{' and '.join(hidden)} hidden by other work"] if hidden else []),
     ]
     return f"assumes {'; '.join(told)}"
 
@@ -83,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--network", default="a100-4x8", help=f"one of {', '.join(NETWORKS)}; default a100-4x8")
     add("--nodes", type=int, help="instead of the network's")
     add("--gpus-per-node", type=int, help="instead of the network's")
+    add("--overlap", choices=OVERLAPS, default="none", help="collectives that other work hides; default none")
     add("--batch", type=int, default=4096, help="samples a GPU")
     add("--extra-gb", type=float, default=0.0, help="memory a GPU may use beyond what all RW takes; default 0")
     add("--copies", type=float, default=COPIES, help=f"that a replicated row takes; default {COPIES:g}, TorchRec's")

@@ -93,10 +93,15 @@ def solve(options: argparse.Namespace) -> None:
 
 def reshard(options: argparse.Namespace) -> None:
     """Change the plan in use where that pays, and tell what has to move."""
+    base = Plan.load(options.base) if options.base else None
+    if base is not None and not base.whole_tables:  # constraints have one device a table
+        options.in_use, options.base = base, None
     task, planner, judge = _told_task(options)
-    if not task.constraints.base:
+    if base is None:
+        base = Plan(task.constraints.base)
+    if not base.device:
         raise InvalidTask("reshard starts from the plan in use: give --base PLAN.json, or base in --constraints")
-    plan, base = solved(options, task, planner), Plan(task.constraints.base)
+    plan = solved(options, task, planner)
     moves, scores = delta(task, base, plan), [score(task, p, judge) for p in (base, plan)]
     print(report(task, plan, judge), delta_report(task, moves, scores), sep="\n\n")
     print(repaid(moves, scores, options.bandwidth_gb_s))

@@ -22,7 +22,7 @@ from shard_gym.results.evaluate import Score, score
 from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.simulators.base import plan_latency
 from shard_gym.tables.pool import GB
-from shard_gym.task.task import Constraints, Task
+from shard_gym.task.task import RESIDENCES, Constraints, Task
 from shard_gym.torchrec.report import grid
 
 
@@ -105,18 +105,15 @@ def report(task: Task, plan: Plan, judge: Simulator) -> str:
 
 def kinds_report(plan: Plan, placed: Shards) -> Iterator[str]:
     """Tables by kind, by the pieces and shards that each has, and by where its rows live."""
-    counts: Counter[tuple[str, int, int, str, float]] = Counter()
+    counts: Counter[tuple[int, int, int, int, float]] = Counter()
     first = np.searchsorted(placed.table, np.arange(placed.table[-1] + 2))
     for table, (start, end) in enumerate(pairwise(first.tolist())):
-        pieces = len(set(placed.column[start:end].tolist()))
-        lives = plan.residence[table], plan.share[table]
-        counts[placed.kind[start], pieces, end - start, *lives] += 1
-    rows = [
-        [f"{count}", kind, f"{pieces}", f"{number}", f"{where} {share:g}" if where == "cached" else where]
-        for (kind, pieces, number, where, share), count in sorted(
-            counts.items(), key=lambda one: KINDS.index(one[0][0])
-        )
-    ]
+        pieces, kind = len(set(placed.column[start:end].tolist())), KINDS.index(placed.kind[start])
+        counts[kind, pieces, end - start, RESIDENCES.index(plan.residence[table]), plan.share[table]] += 1
+    rows = []
+    for (kind, pieces, number, where, share), count in sorted(counts.items()):
+        lives = RESIDENCES[where] + (f" {share:g}" if RESIDENCES[where] == "cached" else "")
+        rows.append([f"{count}", KINDS[kind], f"{pieces}", f"{number}", lives])
     yield from grid(["tables", "kind", "pieces", "shards", "rows in"], rows)
 
 
@@ -128,20 +125,30 @@ def delta_report(task: Task, delta: Delta, scores: Sequence[Score]) -> str:
         lines += [f"INFEASIBLE, the {which} plan: {violation}" for violation in found.violations]
     lines.append(f"{delta.tables} of {task.num_tables} tables move, {delta.bytes / GB:.2f} GiB")
     if delta.moves:
-        wide = max(5, *(len(move.name) for move in delta.moves))
-        lines.append(f"{'table':{wide}} {'columns':>9} {'GiB':>8} {'from':>5} {'to':>5}")
-        lines += [
-            f"{move.name:{wide}} {move.columns[0]:4}-{move.columns[1] - 1:<4} {move.bytes / GB:8.3f} "
-            f"{move.source:5} {move.target:5}"
-            for move in delta.moves
-        ]
+        lines += _moves(task, delta)
     return "\n".join(lines)
 
 
+def _moves(task: Task, delta: Delta) -> Iterator[str]:
+    """Lines of what moves; with rows, where not all of a table's do."""
+    wide, by_rows = max(5, *(len(move.name) for move in delta.moves)), any(move.rows for move in delta.moves)
+    digits = len(f"{task.tables.rows.max()}")
+    rows = f" {'rows':>{2 * digits + 1}}" if by_rows else ""
+    yield f"{'table':{wide}} {'columns':>9}{rows} {'GiB':>8} {'from':>5} {'to':>5}"
+    for move in delta.moves:
+        if by_rows:
+            top, end = move.rows or (0, int(task.tables.rows[move.table]))
+            rows = f" {top:{digits}}-{end - 1:<{digits}}"
+        columns = f"{move.columns[0]:4}-{move.columns[1] - 1:<4}"
+        yield f"{move.name:{wide}} {columns}{rows} {move.bytes / GB:8.3f} {move.source:5} {move.target:5}"
+
+
 def delta_json(delta: Delta, scores: Sequence[Score]) -> str:
-    """The same as JSON."""
+    """The same as JSON; a move tells its rows where they are not all of the table's."""
     worth = {which: asdict(score) for which, score in zip(("old", "new"), scores, strict=True)}
-    return json.dumps(worth | {"tables": delta.tables, "bytes": delta.bytes, **asdict(delta)})
+    told = asdict(delta)
+    told["moves"] = [{name: value for name, value in move.items() if value is not None} for move in told["moves"]]
+    return json.dumps(worth | {"tables": delta.tables, "bytes": delta.bytes, **told})
 
 
 def repaid(delta: Delta, scores: Sequence[Score], gb_s: float) -> str:

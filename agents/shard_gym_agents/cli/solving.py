@@ -20,7 +20,16 @@ from shard_gym.task.task import Task
 from shard_gym_agents.cli.plans import Line
 from shard_gym_agents.cli.tasks import add_constraints
 
-SETTINGS = ("seed", "budget", "calls", "headroom", "checkpoint", "horizon", "bandwidth_gb_s")  # of agents, as flags
+SETTINGS = (
+    "seed",
+    "budget",
+    "calls",
+    "headroom",
+    "checkpoint",
+    "horizon",
+    "bandwidth_gb_s",
+    "in_use",
+)  # of agents, as flags
 
 
 def solved(options: argparse.Namespace, task: Task, planner: Simulator) -> Plan:

@@ -12,7 +12,7 @@ from typing import Any
 from shard_gym import make_task, simulators
 from shard_gym.errors import CorruptFile, InvalidTask
 from shard_gym.plan.plan import Plan, check
-from shard_gym.records.commands import names
+from shard_gym.records.commands import count, names
 from shard_gym.records.files import read_json
 from shard_gym.records.numbers import whole
 from shard_gym.simulators import Simulator
@@ -128,8 +128,8 @@ def add_tables(command: argparse.ArgumentParser) -> None:
 
 
 def _add_own(command: argparse.ArgumentParser, own: argparse._ArgumentGroup) -> None:
-    own.add_argument("--hosts", type=int, metavar="H", help="so many of --hardware's")
-    own.add_argument("--devices", type=int, metavar="K", help="of all hosts together; default: --hardware's")
+    own.add_argument("--hosts", type=count, metavar="H", help="so many of --hardware's")
+    own.add_argument("--devices", type=count, metavar="K", help="of all hosts together; default: --hardware's")
     own.add_argument("--memory-gb", type=float, metavar="GiB", help="that each device has left for tables, 2**30 bytes")
     own.add_argument("--allow-splits", action="store_true", help="let solvers halve the columns of tables")
     what = command.add_argument_group("in place of the task's own; of --tables: iteration, the file's, sgd, training")
@@ -188,11 +188,14 @@ def constrained(task: Task, options: argparse.Namespace) -> Task:
 
 
 def in_use(task: Task, path: Path) -> Plan:
-    """The plan of a file, if it can be `base`: of this task, and without splits."""
+    """The plan of a file, if it can be `base`: of this task, and of whole tables."""
     plan = Plan.load(path)
     check(task, plan)
-    if plan.splits:
-        raise InvalidTask(f"{path} splits tables: base has one device a table, so the plan in use must have no splits")
+    if not plan.whole_tables:
+        told = "so the plan in use must be of whole tables; `shard-gym reshard` takes any"
+        raise InvalidTask(
+            f"{path} splits tables, or shards or keeps them in other ways: base has one device a table, {told}"
+        )
     return plan
 
 

@@ -100,8 +100,8 @@ def unpacked(data: Entry) -> Plan:
     """The plan that `packed` made these fields of."""
     splits = tuple(data.get("splits", ()))
     if "pieces" in data:
-        kind, devices, residence, share = zip(*map(_columns, data["pieces"]), strict=True)
-        return Plan(tuple(d[0] for d in devices), splits, kind, devices, residence, share)
+        kind, held, residence, share = zip(*map(_columns, data["pieces"]), strict=True)
+        return Plan(tuple(d[0] for d in held), splits, kind, held, residence, share)
     width, text = data["device"].split(":")
     step = int(width)
     devices = (int(text[i : i + step], 36) for i in range(0, len(text), step))

@@ -13,20 +13,23 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-from shard_gym.errors import InvalidTask, MissingDependency, ShardGymError, UnknownName
+from shard_gym.errors import InfeasibleTask, InvalidTask, MissingDependency, ShardGymError, UnknownName
 from shard_gym.measuring.host import one_thread
 from shard_gym.plan.forms import beyond_columns
 from shard_gym.plan.plan import Plan
+from shard_gym.plan.violations import violations
 from shard_gym.records import tensors as card_files
 from shard_gym.simulators import Simulator
 from shard_gym.task import suites
 from shard_gym.task.task import Task
 from shard_gym_agents.learners import LEARNERS
+from shard_gym_agents.solvers.solver import others_named
 
 SCHEMA = "shard-gym/learner/1"  # of the files
 WEIGHTS = Path(__file__).parent / "weights"  # <learner>/<suite>.safetensors
 RETRAINED = Path("runs/trained")  # <learner>/<suite>, the folder that commands of cards train in
-OF_NO_SUITE = {"kernel": "metasyn-80x8", "iteration": "core-60x4"}  # a task's objective -> whose weights plan it
+# A task's objective -> the suite whose weights plan it.
+OF_NO_SUITE = {"kernel": "metasyn-80x8", "iteration": "core-60x4", "torchrec-critical-path": "core-60x4"}
 OF_ALL_KINDS = "tightmix-80x8-allkinds"  # whose weights plan tasks of all kinds of sharding, where there are some
 
 
@@ -74,8 +77,11 @@ class Trained:
         path = self._files.get("") or self._files.get(default)
         if path is None:
             raise self._untrained(default, f"no weights of {self.learner} are shipped for objective {task.objective!r}")
-        with one_thread():
-            return _policy(self.learner, path, self.weights)(task, planner)
+        with one_thread(), others_named(task):
+            plan: Plan = _policy(self.learner, path, self.weights)(task, planner)
+            if beyond_columns(task) and (broken := violations(task, plan)):
+                raise InfeasibleTask(f"{self.learner} finds no plan: {broken[0]}")
+            return plan
 
     def require_planner(self, planner_id: str) -> None:
         """Refuse a planner that the suite's policy was not trained on."""

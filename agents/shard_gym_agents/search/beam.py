@@ -15,14 +15,17 @@ from typing import ClassVar
 import numpy as np
 
 from shard_gym.errors import InvalidTask
+from shard_gym.plan.forms import beyond_columns
 from shard_gym.plan.plan import Plan
 from shard_gym.simulators import Simulator
 from shard_gym.task.task import Task
+from shard_gym_agents.search.beam_kinds import beam_plan
 from shard_gym_agents.search.greedy import LIMITS, Found, best_under_limits, in_use, no_plan, starts
+from shard_gym_agents.search.kinds import Search
 from shard_gym_agents.search.local_search import descend, search
 from shard_gym_agents.search.repair import feasible
 from shard_gym_agents.search.state import Board, Budget, Costs, State
-from shard_gym_agents.solvers.solver import Progress, require_fast, task_rng
+from shard_gym_agents.solvers.solver import Progress, of_columns, others_named, require_fast, task_rng
 
 BEAM_SHARE = 0.5  # of the budget; the rest is for local search from the best state
 PATIENCE = 3  # levels without a better placement before the beam gives up
@@ -33,7 +36,8 @@ class Beam:
     """Beam search for the tables to halve; greedies and local search put the pieces on devices.
 
     A level halves pieces of the devices that set the pace, and pieces that are too dear to be placed well anywhere.
-    Budget, `calls` and `progress` are as in local search.
+    Budget, `calls` and `progress` are as in local search. Of tasks of more kinds of sharding, partial plans of all
+    options of tables: see `search.beam_kinds`.
     """
 
     track: ClassVar[str] = "search"
@@ -51,6 +55,9 @@ class Beam:
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
         budget = Budget(self.budget, self.calls)
+        if beyond_columns(task):
+            found = Search(task, require_fast(planner), budget, self.progress)
+            return beam_plan(found, self.width, BEAM_SHARE, task_rng(self.seed, task))
         costs, rng = Costs(task, require_fast(planner)), task_rng(self.seed, task)
         board = Board(task, costs, splits=True)
         best = feasible(board, starts(board, budget.worth_seconds), budget, rng)
@@ -116,7 +123,7 @@ class NeuroShard:
     """Beam search over splits; without splits it is the greedy under each limit.
 
     Departures: a table comes in at most 8 pieces, where every limit runs into a dead end none is set, and a plan in use
-    is a start as well. A budget is for whoever wants one.
+    is a start as well. A budget is for whoever wants one. Of the kinds of sharding it knows tw and cw.
     """
 
     track: ClassVar[str] = "search"
@@ -134,6 +141,10 @@ class NeuroShard:
             raise InvalidTask(f"neuroshard needs beams, candidates and limits >= 1 and splits >= 0, got {self}")
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
+        with others_named(task):
+            return self._planned(of_columns(task, "neuroshard"), planner)
+
+    def _planned(self, task: Task, planner: Simulator) -> Plan:
         budget = Budget(self.budget or math.inf, self.calls)
         board = Board(task, Costs(task, require_fast(planner)), splits=True)
         best = None

@@ -1,10 +1,15 @@
-"""Exact solving by mixed-integer programs: plans with a certified gap, and whether there is a plan at all.
+"""Exact solving by mixed-integer programs: plans with a certified gap.
 
 Plans are table-wise. With a roofline the program is the simulator itself, all-to-alls and launches included, so its
 bound is one on the makespan; where the task allows splits, it halves tables into at most 8 pieces, as environments
 and other solvers do. With a learned simulator it shares out the weights behind our own lower bound, and on kernel
 tasks the program's bound becomes one on the makespan through it. Other planners get what each table adds to a mean
 shard, without a certificate. Constraints are kept.
+
+Of tasks of more kinds of sharding the program has all options of every table. Where costs add up over a device's
+shards, or are the longest times of parts that do, as those of `torchrec:cuda-v1`, it is exact. Of other planners it has
+the sums that bounds rest on, so its bound is one on the makespan and its plans are not the fastest; or where there are
+none, what shards add near the best plan so far, without a certificate.
 
 `cost="recshard"` plans by what RecShard minimises (Sethi et al., ASPLOS 2022), the bytes looked up on the busiest
 device: the table-wise part of it, without rows in host memory and without splits.
@@ -13,32 +18,34 @@ device: the table-wise part of it, without rows in host memory and without split
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from typing import ClassVar
 
 import numpy as np
 
 from shard_gym.bounds import lower_bound
-from shard_gym.bounds.shares import Share, pieces_of, shares_of
 from shard_gym.errors import InfeasibleTask, InvalidTask, SimulatorError, UnknownName
-from shard_gym.memory.usage import device_bytes, table_bytes
-from shard_gym.plan.feasibility import Verdict, disproof, first_fit_decreasing, quick
-from shard_gym.plan.nodes import MOST_HALVINGS, Nodes, halvings
-from shard_gym.plan.plan import Plan, check
+from shard_gym.plan.feasibility import disproof, first_fit_decreasing
+from shard_gym.plan.forms import beyond_columns
+from shard_gym.plan.nodes import Nodes
+from shard_gym.plan.plan import Plan
 from shard_gym.plan.violations import violations
 from shard_gym.simulators import FastSimulator, Simulator
+from shard_gym.simulators.base import plan_latency
 from shard_gym.task.links import Links
 from shard_gym.task.task import Task
+from shard_gym_agents.search.deciding import SAFETY, decide
+from shard_gym_agents.search.kinds import Search
+from shard_gym_agents.search.kinds_greedy import greedy_board
+from shard_gym_agents.search.linear import INFINITY, MEGABYTE, OutOfTime
 from shard_gym_agents.search.local_search import LocalSearch
-from shard_gym_agents.search.milp import INFINITY, LARGE, MEGABYTE, Answer, Improved, Model, OutOfTime
+from shard_gym_agents.search.milp import Answer, Told
+from shard_gym_agents.search.milp_kinds import OptionsModel
+from shard_gym_agents.search.programs import Phase, Program, alike_devices
 from shard_gym_agents.search.state import Budget
-from shard_gym_agents.solvers.solver import Progress, require_fast, require_number, task_rng
+from shard_gym_agents.solvers.solver import Progress, of_columns, require_fast, require_number, task_rng
 
 COSTS = ("surrogate", "recshard")
-SAFETY = 1 - 1e-5  # the solver works in floating point, to tolerances of a millionth
-PROVED = 1e-3  # megabytes that must be missing before a task counts as infeasible, well above those tolerances
 START = 0.2  # of the budget, for the plan to begin with
 LAST_TRY = 0.05  # seconds for any plan at all, where the budget went by without one
 USELESS = 1e-9  # speed
@@ -87,12 +94,16 @@ class Milp:
 
     def solve(self, task: Task, planner: Simulator) -> Solved:
         """The plan with its certificate; raises InfeasibleTask where there is none, or none was found in time."""
-        begun = time.perf_counter()
-        planner = require_fast(planner)
+        begun, planner = time.perf_counter(), require_fast(planner)
         if self.cost == "recshard":
-            task = replace(task, splits_allowed=False)
+            task = replace(of_columns(task, "recshard's program"), splits_allowed=False)
         if why := disproof(task):
             raise InfeasibleTask(why)
+        if beyond_columns(task):
+            return _OfKinds(self, task, planner, begun).solved()
+        return self._of_columns(task, planner, begun)
+
+    def _of_columns(self, task: Task, planner: FastSimulator, begun: float) -> Solved:
         budget = Budget(START * self.budget, 0)
         start, known = self._start(task, planner, budget), _known_bound(task, planner)
         program, answer, held = self._program(task, planner), Answer(None, INFINITY, 0.0), "none: stopped before it"
@@ -100,18 +111,27 @@ class Milp:
             if not budget.stopped:
                 answer, held = self._answer(program, planner, start, begun), program.words
         except OutOfTime:
-            held = f"none: {self.budget:g} s are too little to begin with it"
+            held = self.too_little
         except KeyboardInterrupt:  # while the program was built
             if self.progress is None or start is None:
                 raise
-        left = begun + self.budget - time.perf_counter()
-        plans = [p for p in (answer.plan, start) if p is not None and not violations(task, p)]
-        plans = plans or [_any_plan(task, max(left, LAST_TRY))]
-        worths = [_makespan(task, planner, plan) for plan in plans]
-        best = 0 if self.cost == "recshard" else int(np.argmin(worths))
+        plan, worth = self.best(task, planner, [answer.plan, start], begun)
         if program.has_all_plans:
             known = max(known, program.certified(answer.bound * SAFETY))
-        return Solved(plans[best], worths[best], min(known, worths[best]), answer.value, answer.bound, held)
+        return Solved(plan, worth, min(known, worth), answer.value, answer.bound, held)
+
+    @property
+    def too_little(self) -> str:
+        """The reason why there is no program, in words."""
+        return f"none: {self.budget:g} s are too little to begin with it"
+
+    def best(self, task: Task, planner: FastSimulator, found: list[Plan | None], begun: float) -> tuple[Plan, float]:
+        """The best of the plans that keep to the task (RecShard's: the first one), or any plan; what it is worth."""
+        plans = [plan for plan in found if plan is not None and not violations(task, plan)]
+        plans = plans or [_any_plan(task, max(begun + self.budget - time.perf_counter(), LAST_TRY))]
+        worths = [_makespan(task, planner, plan) for plan in plans]
+        best = 0 if self.cost == "recshard" else int(np.argmin(worths))
+        return plans[best], worths[best]
 
     def _program(self, task: Task, planner: FastSimulator) -> Program:
         if self.cost == "surrogate":
@@ -126,9 +146,12 @@ class Milp:
         busy = program.has_constants and _all_busy(task, planner, program.links, worth, end)
         model = program.model(busy, end)
         counts = None if start is None else program.start(model, start)
-        seed = int(task_rng(self.seed, task).integers(2**31))
         improved = None if self.progress is None else _teller(self.progress, task, planner, worth, begun)
-        return model.solve(end - time.perf_counter(), self.gap, seed, counts, improved)
+        return model.solve(end - time.perf_counter(), self.gap, self.seed_of(task), counts, improved)
+
+    def seed_of(self, task: Task) -> int:
+        """The solver's seed."""
+        return int(task_rng(self.seed, task).integers(2**31))
 
     def _start(self, task: Task, planner: FastSimulator, budget: Budget) -> Plan | None:
         try:
@@ -139,58 +162,73 @@ class Milp:
             return None
 
 
-def decide(task: Task, seconds: float) -> Verdict:
-    """Decide if there is a plan: simple counts first, then a program that minimises the bytes missing on a device.
+class _OfKinds:
+    """One call for a task of more kinds of sharding than columns."""
 
-    Where splits are allowed, plans come with at most 8 pieces a table; a proof that there is none holds for any number.
-    """
-    verdict, end = quick(task), time.perf_counter() + seconds
-    if verdict.feasible is not None:
-        return verdict
-    nodes = Nodes.of(task, split_action=True, every=True)
-    try:
-        answer = _least_missing(nodes, end)
-        if answer.plan is not None and not violations(task, answer.plan):
-            return Verdict(True, "the program finds a plan", answer.plan)
-        if answer.bound > PROVED:
-            any_pieces = _least_missing(nodes, end, crumbs=True) if _has_finer(nodes) else answer
-            if any_pieces.bound > PROVED:
-                return Verdict(False, _missing(any_pieces))
-            pieces = f"with at most {2**MOST_HALVINGS} pieces a table"
-            return Verdict(None, f"{pieces}, {_missing(answer)}; finer splits are not ruled out")
-    except OutOfTime:
-        size = f"{len(nodes):,} pieces and tables on {task.num_devices:,} devices"
-        return Verdict(None, f"not decided: {seconds:g} s are too little to begin with a program of {size}")
-    nearest = "no plan keeps the constraints so far"
-    if answer.plan is not None:
-        used = device_bytes(check(task, answer.plan), np.array(answer.plan.device))
-        nearest = f"the nearest plan has {(used - task.capacity).max():,} bytes too few on a device"
-    return Verdict(None, f"not decided within {seconds:g} s: {nearest}, and nothing rules out a better one")
+    def __init__(self, settings: Milp, task: Task, planner: FastSimulator, begun: float) -> None:
+        self.settings, self.task, self.planner, self.begun = settings, task, planner, begun
+        self.end = begun + settings.budget
+        self.budget = Budget(START * settings.budget, 0)
+        self.search = Search(task, planner, self.budget, settings.progress)
+        self.words = "none: stopped before it"
+        self.value, self.bound = INFINITY, 0.0  # of the program, ms
+        self.exact = bool(planner.longest(task))  # the program is the planner itself
+
+    def solved(self) -> Solved:
+        """The plan with its certificate."""
+        found, search = [], self.search
+        added_up = search.rates is not None
+        known = search.prices.bound * SAFETY if added_up else _known_bound(self.task, self.planner)
+        search.run(greedy_board(search), task_rng(self.settings.seed, self.task))
+        start = search.plan if search.chosen else None
+        try:
+            if not self.budget.stopped:
+                found = [self._answer(start)]
+        except OutOfTime:
+            self.words = self.settings.too_little
+        except KeyboardInterrupt:  # while the program was built
+            if self.settings.progress is None or start is None:
+                raise
+        plan, worth = self.settings.best(self.task, self.planner, [*found, start], self.begun)
+        if self.planner.floors(self.task):
+            known = max(known, self.bound * SAFETY + (0.0 if self.exact else self.planner.least_ms(self.task)))
+        return Solved(plan, worth, min(known, worth), self.value, self.bound, self.words)
+
+    def _answer(self, start: Plan | None) -> Plan | None:
+        """The plan of the program, if it finds any."""
+        search, settings = self.search, self.settings
+        model, unit = OptionsModel(search.choices, self.end), search.unit
+        model.memory()
+        self._aim(model, unit)
+        told = None
+        if settings.progress is not None:
+            worth = INFINITY if start is None else _makespan(self.task, self.planner, start)
+            better = _teller(settings.progress, self.task, self.planner, worth, self.begun)
+            told = lambda values: better(search.choices.plan(model.chosen(values)))  # noqa: E731
+        seconds = self.end - time.perf_counter()
+        found = model.solve(seconds, settings.gap, settings.seed_of(self.task), search.chosen, told)
+        self.value, self.bound = found.value * unit, found.bound * unit
+        return None if found.values is None else search.choices.plan(model.chosen(found.values))
+
+    def _aim(self, model: OptionsModel, unit: float) -> None:
+        """Say what is to be made small: the makespan, a bound on it, or what shards add near the best plan so far."""
+        search, none = self.search, np.zeros(self.task.num_devices)
+        self.words = "all kinds, tables in at most 8 pieces that are sharded alike"
+        if self.exact:
+            for loads in map(search.choices.loads, self.planner.longest(self.task)):
+                model.at_least(model.variable(cost=1.0), loads / unit, none)
+            return
+        longest, floors = model.variable(cost=1.0), self.planner.floors(self.task)
+        for loads in map(search.choices.loads, floors):
+            model.at_least(longest, loads / unit, none)
+        for loads in map(search.choices.loads, self.planner.averages(self.task)):
+            model.at_least_the_mean(longest, loads / unit)
+        if not floors:
+            model.at_least(longest, search.loads / unit, search.offset / unit)
+        self.words += f", by {'what costs are no less than' if floors else 'what shards add near the best plan so far'}"
 
 
-def _least_missing(nodes: Nodes, end: float, crumbs: bool = False) -> Answer:
-    """The plan with the least bytes missing on a device, in megabytes."""
-    model, task = Model(nodes, end, crumbs), nodes.task
-    over = model.variable(cost=1.0)
-    model.memory(over)
-    if interchangeable(task) and not crumbs:
-        model.break_symmetry(alike_devices(task, None), np.argsort(-table_bytes(task), kind="stable"))
-    return model.solve(end - time.perf_counter(), gap=0.0)
-
-
-def _has_finer(nodes: Nodes) -> bool:
-    """True if some table may be halved more often than its nodes are."""
-    finest = ~nodes.may_split & (nodes.level == MOST_HALVINGS)
-    return bool((nodes.pieces.tables.dim[finest] % 8 == 0).any())
-
-
-def _missing(answer: Answer) -> str:
-    if not np.isfinite(answer.bound):
-        return "constraints cannot be kept together, whatever the memory"
-    return f"whatever the plan, on some device {int(answer.bound * MEGABYTE * SAFETY):,} bytes are too few"
-
-
-def _teller(progress: Progress, task: Task, planner: FastSimulator, worth: float, begun: float) -> Improved:
+def _teller(progress: Progress, task: Task, planner: FastSimulator, worth: float, begun: float) -> Told:
     """Tells of plans that are better than any before, by the planner."""
     best = [worth]
 
@@ -205,7 +243,7 @@ def _teller(progress: Progress, task: Task, planner: FastSimulator, worth: float
 
 
 def _makespan(task: Task, planner: FastSimulator, plan: Plan) -> float:
-    makespan = float(planner.latency(check(task, plan), np.array(plan.device)).makespan(task.objective))
+    makespan = float(plan_latency(planner, task, plan).makespan(task.objective))
     require_number(makespan, planner)
     return makespan
 
@@ -239,143 +277,3 @@ def _known_bound(task: Task, planner: FastSimulator) -> float:
         return lower_bound(task, planner, budget=0.0)
     except SimulatorError:
         return 0.0
-
-
-@dataclass(frozen=True, eq=False)
-class Phase:
-    """A device's ms in one phase are at least each of these sums over its tables, plus a constant; speed 1."""
-
-    weights: np.ndarray  # (J, M), of one piece of each node
-    constant: float = 0.0  # of a device that is not empty
-    share: Share | None = None  # what makes a bound of these sums one on the cost, where the sums alone do not
-
-
-@dataclass(frozen=True, eq=False)
-class Program:
-    """The sum to minimise: the longest times of some phases, the last one with two all-to-alls."""
-
-    nodes: Nodes  # the pieces that are placed
-    phases: Sequence[Phase]
-    links: Links | None = None
-    batch: int = 0
-    exact: bool = False  # the planner itself, but for what an empty device does not cost
-
-    @classmethod
-    def of(cls, task: Task, planner: FastSimulator) -> Program:
-        """The program of a planner: its maxima, the weights of the bound by its factors, or costs beside the mean.
-
-        Only maxima split tables, where the task allows it and the program is not too LARGE then.
-        """
-        tables, devices, kernel = Nodes.of(task, split_action=False), task.num_devices, task.objective == "kernel"
-        names = ["both"] if kernel else ["forward", "backward"]
-        wires: tuple[Links | None, int] | None = (None, 0) if kernel else planner.all_to_all(task)
-        if wires is not None and planner.maxima("both") is not None:
-            halved = Nodes.of(task, split_action=True, every=True)
-            nodes = halved if len(halved) * devices <= LARGE else tables
-            pieces = pieces_of(replace(nodes.pieces, splits_allowed=False), planner)
-            each = [list(shares_of(planner, pieces, name, devices)) for name in names]
-            phases = [Phase(np.stack([s.weights for s in shares]), shares[0].least(0.0)) for shares in each]
-            return cls(nodes, phases, *wires, exact=True)
-        if wires is not None and planner.factors() is not None:
-            pieces = pieces_of(replace(task, splits_allowed=False), planner)
-            shares = [next(shares_of(planner, pieces, name, devices)) for name in names]
-            return cls(tables, [Phase(share.weights[None], share=share) for share in shares], *wires)
-        return cls(tables, [Phase(weights[None]) for weights in _beside_the_mean(task, planner)])
-
-    @property
-    def has_all_plans(self) -> bool:
-        """True if the program's plans are all that the task allows, of at most 8 pieces a table."""
-        return len(self.nodes) > self.nodes.task.num_tables or not halvings(self.nodes.task, every=True).any()
-
-    @property
-    def words(self) -> str:
-        """The pieces that are placed, in words."""
-        if len(self.nodes) > self.nodes.task.num_tables:
-            return "tables in at most 8 pieces"
-        return "whole tables" if self.has_all_plans else "whole tables; the bound on plans with splits is not its own"
-
-    @property
-    def order(self) -> np.ndarray:
-        """Tables in the order that devices are numbered by, the heaviest first."""
-        weights = np.sum([phase.weights[0] for phase in self.phases], axis=0)
-        return np.argsort(-weights[self.nodes.whole], kind="stable")
-
-    @property
-    def has_constants(self) -> bool:
-        """True if a device that is not empty pays something for that."""
-        return any(phase.constant > 0 for phase in self.phases)
-
-    def certified(self, bound: float) -> float:
-        """The makespan that none of the program's plans is below, if its value is `bound` at least; 0: unknown."""
-        share = self.phases[0].share
-        if self.exact:
-            return bound
-        if share is None or len(self.phases) > 1 or not np.isfinite(bound):
-            return 0.0
-        total = float(share.weights.sum())
-        return min(share.least(min(bound * speed, total)) / speed for speed in set(self.nodes.task.speed))
-
-    def model(self, busy: bool, end: float = INFINITY) -> Model:
-        """min sum of each phase's longest time. `busy`: no device is empty, so each pays its constant.
-
-        Otherwise those pay that hold a table, or none on tasks of more than LARGE placements of one table: such a
-        program is below the costs, which its bound allows.
-        """
-        model, task = Model(self.nodes, end), self.nodes.task
-        model.memory()
-        used = [] if busy or not self.has_constants or model.place.size > LARGE else model.used_devices()
-        comm: list[list[tuple[int, float]]] = [[] for _ in task.memory]
-        wires = 0.0
-        if self.links is not None and task.num_devices > 1:
-            comm, wires = model.all_to_alls(self.links, self.batch)
-        for number, phase in enumerate(self.phases):
-            longest, last = model.variable(cost=1.0), number == len(self.phases) - 1
-            for k, speed in enumerate(task.speed):
-                constant = busy * phase.constant / speed + last * wires
-                others = [*(comm[k] if last else ()), *((used[k], phase.constant / speed) for _ in used[:1])]
-                for weights in phase.weights:
-                    model.at_least(longest, k, weights / speed, constant, others)
-        if interchangeable(task):
-            model.break_symmetry(alike_devices(task, self.links), self.order)
-        return model
-
-    def start(self, model: Model, plan: Plan) -> np.ndarray | None:
-        """A plan's counts, its devices numbered as the model wants them; None if it splits more than the program."""
-        if plan.splits and len(self.nodes) == self.nodes.task.num_tables:
-            return None
-        counts = model.counts(plan)
-        if not interchangeable(self.nodes.task):
-            return counts
-        rank = np.argsort(self.order)[self.nodes.table]
-        first = np.where(counts > 0, rank[:, None], len(rank)).min(axis=0)
-        return counts[:, old_devices(first, alike_devices(self.nodes.task, self.links))]
-
-
-def _beside_the_mean(task: Task, planner: FastSimulator) -> list[np.ndarray]:
-    """Cost that each table adds to a mean shard, ms: of both passes, or one after the other."""
-    tables = planner.embed(task)
-    mean = tables.sum(axis=0) / task.num_devices
-    latency = planner.decode(task.computation(), np.concatenate([mean[None], mean + tables])[:, None])
-    passes = [ms[1:, 0] - ms[0, 0] for ms in (latency.forward_compute, latency.backward_compute)]
-    return [passes[0] + passes[1]] if task.objective == "kernel" else passes
-
-
-def interchangeable(task: Task) -> bool:
-    """True if no constraint names a device."""
-    return not task.constraints.pin and task.constraints.max_moves is None
-
-
-def alike_devices(task: Task, links: Links | None) -> list[list[int]]:
-    """Devices that can be exchanged without changing what a plan costs: of one memory, speed and group."""
-    group = (links.group if links else 0) or task.num_devices
-    kinds = [(task.memory[k], task.speed[k], k // group) for k in range(task.num_devices)]
-    order = sorted(range(task.num_devices), key=lambda k: kinds[k])
-    return [list(devices) for _, devices in groupby(order, key=lambda k: kinds[k])]
-
-
-def old_devices(first: np.ndarray, alike: Sequence[Sequence[int]]) -> np.ndarray:
-    """The device to put in each one's place, so that those alike are in order of the `first` table they hold, (K,)."""
-    old = np.arange(len(first))
-    for devices in alike:
-        old[devices] = sorted(devices, key=lambda k: first[k])
-    return old

@@ -18,13 +18,13 @@ from shard_gym.plan.plan import Plan
 from shard_gym.plan.violations import violations
 from shard_gym.simulators import FastSimulator
 from shard_gym.task.task import Task
-from shard_gym_agents.search.choices import Choices
+from shard_gym_agents.search.choices import Choices, Option
 from shard_gym_agents.search.kinds_aim import Aim
 from shard_gym_agents.search.kinds_board import LIFT, Board
 from shard_gym_agents.search.kinds_greedy import greedy_board, of_few_kinds
 from shard_gym_agents.search.kinds_ruins import ruined
 from shard_gym_agents.search.state import Budget
-from shard_gym_agents.solvers.solver import Progress, task_rng
+from shard_gym_agents.solvers.solver import Progress, no_luck, task_rng
 
 POLISH = 0.25  # share of the changes after which shards are swapped until no swap helps
 WILD, WILDEST = 0.002, 0.5  # share of the changes that begin with a table in any option: for each in vain, at most
@@ -66,6 +66,7 @@ class Search(Aim):
         except KeyboardInterrupt:
             if self.progress is None or not self.chosen:
                 raise
+            self.budget.stopped = True
 
     def _improve(self, board: Board, rng: np.random.Generator, share: float) -> bool:
         """Take out some tables and put them back, again and again, until a share of the budget is spent; True: stop."""
@@ -177,19 +178,24 @@ def random_plan(task: Task, rng: np.random.Generator, tries: int = 100) -> Plan:
     if why := disproof(task):
         raise InfeasibleTask(why)
     choices = Choices(task, lambda shards: np.zeros((len(shards.rows), 1)))
-    loads, k = choices.loads(np.zeros((task.num_devices, 1))), task.num_devices
     for _ in range(tries):
-        board = Board(choices, loads, np.zeros(k), np.zeros(2), 1.0)
-        for item in rng.permutation(choices.items).tolist():
-            if (option := board.any(item, rng)) is None:
-                break
-            board.put(item, option)
-        else:
-            return choices.plan(board.chosen)
+        if chosen := random_options(choices, rng):
+            return choices.plan(chosen)
     plan = evenly(task)
     if plan is None or violations(task, plan):
-        raise InfeasibleTask("random options find no plan, which does not prove that there is none")
+        raise no_luck("random options find no plan")
     return plan
+
+
+def random_options(choices: Choices, rng: np.random.Generator) -> dict[int, Option]:
+    """Random options that have room, items in random order; none where that leads nowhere."""
+    k, width = choices.task.num_devices, choices.forms.vector.shape[2]
+    board = Board(choices, choices.loads(np.zeros((k, width))), np.zeros(k), np.zeros(2), 1.0)
+    for item in rng.permutation(choices.items).tolist():
+        if (option := board.any(item, rng)) is None:
+            return {}
+        board.put(item, option)
+    return board.chosen
 
 
 def _found(search: Search) -> Search:

@@ -93,7 +93,9 @@ class Aim:
         if makespan >= self.makespan * (1 - 1e-12):
             return False
         self.makespan, self.chosen = makespan, dict(board.chosen)
-        return self.progress is not None and bool(self.progress(makespan, self.budget.spent_seconds))
+        if self.progress is not None and self.progress(makespan, self.budget.spent_seconds):
+            self.budget.stopped = True
+        return self.budget.stopped
 
     def polish(self, board: Board, rng: np.random.Generator) -> None:
         """Move and swap shards until no change tried helps."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 
 import numpy as np
 
@@ -42,6 +43,16 @@ class Board:
         self.form = np.zeros(n, np.int64)
         self.alone = np.zeros((n, k), bool)
         self.narrow(choices.may)
+
+    def copy(self) -> Board:
+        """Copy the board, to go on apart from this one; costs of shards and choices stay shared."""
+        other = copy(self)
+        shared = ("loads", "may", "price")
+        for name in (name for name, value in vars(self).items() if isinstance(value, np.ndarray)):
+            if name not in shared:
+                setattr(other, name, getattr(self, name).copy())
+        other.chosen, other.asked_of = dict(self.chosen), Asked(self.asked_of)
+        return other
 
     @property
     def worth(self) -> float:

@@ -1,39 +1,22 @@
-"""Mixed-integer programs over placements, solved by HiGHS: `pip install 'shard-gym[exact]'`.
-
-HiGHS, as measured against OR-tools' CP-SAT on the tasks of four suites, 10 s and one thread each: bounds at least as
-high on all, better plans on six of eight; costs stay real numbers, and it needs numpy only.
-"""
+"""Mixed-integer programs over placements of whole tables and of their columns."""
 
 from __future__ import annotations
 
 import math
-import threading
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from shard_gym.errors import MissingDependency
 from shard_gym.plan.nodes import Nodes
 from shard_gym.plan.plan import Plan
 from shard_gym.task.links import Links
 from shard_gym.task.task import Constraints
+from shard_gym_agents.search.linear import INFINITY, LARGE, MEGABYTE, PACE, Linear, OutOfTime
 
-INFINITY = np.inf
-MEGABYTE = 1e6  # the solver allows rows to be off by a millionth: of this, a byte
-LARGE = 20_000  # nodes times devices: a larger program spends its time on its first linear relaxation
-PACE = 5_000  # nodes times devices of a large program, that the solver begins with in a second; it looks up no sooner
-GLANCE = 0.05  # seconds between two looks at what the solver has found
-
-Improved = Callable[[Plan], bool | None]  # told of better plans; True stops the solver
-
-
-class OutOfTime(Exception):
-    """The program is too large to be built, or begun with, in the time there is."""
+Told = Callable[[Plan], bool | None]  # of better plans; True stops the solver
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,24 +28,17 @@ class Answer:
     bound: float
 
 
-@dataclass(eq=False)
-class Model:
-    """min cost.v, subject to low <= A v <= high; `place` holds the numbers of the variables x[m, k].
+class Model(Linear):
+    """Program of placements; `place` holds the numbers of the variables x[m, k].
 
     x[m, k] pieces of node m lie on device k: 0 or 1 where tables stay whole, up to 2**level otherwise, and in all the
     pieces of a table make the table. `crumbs`: the pieces of a table that no more halvings are modelled of come in
-    any fraction, so that no finer piece is ruled out; for bounds alone. `end` is when building stops with OutOfTime.
+    any fraction, so that no finer piece is ruled out; for bounds alone.
     """
 
-    nodes: Nodes
-    end: float = INFINITY
-    crumbs: bool = False
-    cost: list[float] = field(default_factory=list)
-    upper: list[float] = field(default_factory=list)
-    whole: list[bool] = field(default_factory=list)  # variables that are whole numbers
-    rows: list[tuple[float, np.ndarray, np.ndarray, float]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(self, nodes: Nodes, end: float = INFINITY, crumbs: bool = False) -> None:
+        super().__init__(end)
+        self.nodes, self.crumbs = nodes, crumbs
         task, devices = self.nodes.task, self.nodes.task.num_devices
         most = 1 << self.nodes.level
         fraction = self.crumbs & ~self.nodes.may_split & (self.nodes.pieces.tables.dim % 8 == 0)
@@ -71,22 +47,9 @@ class Model:
         self.upper, self.whole = np.repeat(most, devices).tolist(), np.repeat(~fraction, devices).tolist()
         self.place = np.arange(len(self.cost)).reshape(len(most), devices)
         self.by_table = np.split(np.arange(len(most)), self.nodes.whole[1:])
-        for nodes in self.by_table:
-            self.row(1.0, self.place[nodes].ravel(), np.repeat(1 / most[nodes], devices), 1.0)
+        for of_table in self.by_table:
+            self.row(1.0, self.place[of_table].ravel(), np.repeat(1 / most[of_table], devices), 1.0)
         self._keep(task.constraints)
-
-    def variable(self, cost: float = 0.0, upper: float = INFINITY, whole: bool = False) -> int:
-        """Add a variable, any number from 0 to `upper`."""
-        self.cost.append(cost)
-        self.upper.append(upper)
-        self.whole.append(whole)
-        return len(self.cost) - 1
-
-    def row(self, low: float, variables: Sequence[int] | np.ndarray, values: Any, high: float) -> None:
-        """low <= values.variables <= high."""
-        if time.perf_counter() > self.end:
-            raise OutOfTime
-        self.rows.append((low, np.asarray(variables, np.int32), np.asarray(values, np.float64), high))
 
     def at_least(
         self, result: int, device: int, values: np.ndarray, constant: float, others: Sequence[tuple[int, float]] = ()
@@ -177,51 +140,16 @@ class Model:
         gap: float,
         seed: int = 0,
         start: np.ndarray | None = None,
-        improved: Improved | None = None,
+        improved: Told | None = None,
     ) -> Answer:
-        """Branch and cut on one thread until the relative gap is closed or the time is up.
-
-        `start` is the counts of a plan to begin with. With `improved`, Ctrl-C ends the search with what there is.
-        """
-        highs = _highs()
+        """Solve the program; `start` is the counts of a plan to begin with."""
         if LARGE < self.place.size > seconds * PACE:
             raise OutOfTime
-        solver = highs.Highs()
-        options = {"output_flag": False, "threads": 1, "time_limit": max(seconds, 0.0), "mip_rel_gap": gap}
-        for name, value in {**options, "random_seed": seed % 2**31}.items():
-            solver.setOptionValue(name, value)
-        solver.passModel(self._as_highs(highs))
-        if start is not None:
-            solver.setSolution(self.place.size, self.place.ravel().astype(np.int32), start.ravel().astype(np.float64))
-        self._watch(solver, improved)
-        status, info = solver.getModelStatus(), solver.getInfo()
-        if status == highs.HighsModelStatus.kInfeasible:
-            return Answer(None, INFINITY, INFINITY)
-        if info.primal_solution_status != highs.SolutionStatus.kSolutionStatusFeasible:
-            return Answer(None, INFINITY, info.mip_dual_bound)
-        plan = None if self.crumbs else self._plan(solver.getSolution().col_value)
-        return Answer(plan, info.objective_function_value, info.mip_dual_bound)
-
-    def _watch(self, solver: Any, improved: Improved | None) -> None:
-        """Run the solver beside this thread, which Ctrl-C reaches."""
-        stop, found = threading.Event(), deque[Any](maxlen=1)
-        for asked in (solver.cbMipInterrupt, solver.cbSimplexInterrupt):
-            asked += lambda event: event.interrupt(stop.is_set())
-        if improved is not None:
-            solver.cbMipImprovingSolution += lambda event: found.append(np.array(event.data_out.mip_solution))
-        running = threading.Thread(target=solver.run, daemon=True)
-        running.start()
-        try:
-            while running.is_alive():
-                running.join(GLANCE)
-                if improved is not None and found and improved(self._plan(found.pop())):
-                    break
-        except KeyboardInterrupt:
-            if improved is None:
-                raise
-        finally:
-            stop.set()
-            running.join()
+        begun = None if start is None else (self.place.ravel(), start.ravel())
+        told = None if improved is None else lambda values: improved(self._plan(values))
+        found = self.solved(seconds, gap, seed, begun, told)
+        plan = None if self.crumbs or found.values is None else self._plan(found.values)
+        return Answer(plan, found.value, found.bound)
 
     def _plan(self, values: Any) -> Plan:
         counts = np.rint(np.asarray(values)[self.place]).astype(np.int64)
@@ -262,25 +190,3 @@ class Model:
         part = sign / (1 << self.nodes.level[nodes])
         self.row(0.0, [*self.place[nodes, device], answer], [*part, -sign], INFINITY)
         return answer
-
-    def _as_highs(self, highs: Any) -> Any:
-        lp = highs.HighsLp()
-        lp.num_col_, lp.num_row_ = len(self.cost), len(self.rows)
-        lp.col_cost_, lp.col_upper_ = np.array(self.cost), np.array(self.upper, np.float64)
-        lp.col_lower_ = np.zeros(len(self.cost))
-        low, variables, values, high = zip(*self.rows, strict=True)
-        lp.row_lower_, lp.row_upper_ = np.array(low), np.array(high)
-        lp.a_matrix_.format_ = highs.MatrixFormat.kRowwise
-        lp.a_matrix_.start_ = np.cumsum([0, *map(len, variables)]).astype(np.int32)
-        lp.a_matrix_.index_, lp.a_matrix_.value_ = np.concatenate(variables), np.concatenate(values)
-        kinds = highs.HighsVarType
-        lp.integrality_ = [kinds.kInteger if whole else kinds.kContinuous for whole in self.whole]
-        return lp
-
-
-def _highs() -> Any:
-    try:
-        import highspy
-    except ModuleNotFoundError as error:
-        raise MissingDependency("exact solving needs HiGHS: pip install 'shard-gym[exact]'") from error
-    return highspy

@@ -11,7 +11,8 @@ import numpy as np
 
 from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.memory.usage import device_sums, piece_bytes
-from shard_gym.plan.moves import aligned, delta, moved_bytes
+from shard_gym.plan.forms import beyond_columns
+from shard_gym.plan.moves import aligned, moved_bytes, sent_received
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.rules import Rules
 from shard_gym.plan.violations import violations
@@ -20,6 +21,7 @@ from shard_gym.task.task import Task
 from shard_gym_agents.search.local_search import IDLE, Auto
 from shard_gym_agents.search.mend import mended
 from shard_gym_agents.search.repair import repair
+from shard_gym_agents.search.reshard_kinds import Aim, Resharding
 from shard_gym_agents.search.state import Board, Budget, Costs
 from shard_gym_agents.solvers.solver import Progress, require_fast, require_number, task_rng
 
@@ -45,6 +47,8 @@ class Reshard:
     `auto` plans afresh, its devices renamed so that most bytes stay; moves and swaps, at first with bytes made cheaper,
     then at their price. Stays (with the best of the repairs) where the gain is within `sure` standard deviations of the
     planner. Where nothing is in use, nothing has to move: the plan is auto's.
+
+    `in_use` may be a plan of any kinds of sharding. Of such plans and tasks, see `search.reshard_kinds`.
     """
 
     track: ClassVar[str] = "search"
@@ -55,6 +59,7 @@ class Reshard:
     horizon: float = 10_000.0  # steps that the new plan will be used for
     bandwidth_gb_s: float = 10.0  # 1e9 bytes a second that a device sends, and receives, while tables move
     sure: float = 1.0
+    in_use: Plan | None = None  # in place of `constraints.base`
     progress: Progress | None = field(default=None, repr=False)  # told of makespans, as in local search
 
     def __post_init__(self) -> None:
@@ -63,8 +68,14 @@ class Reshard:
             raise InvalidTask(f"reshard needs horizon >= 0 steps, bandwidth_gb_s > 0 and sure >= 0, got {found}")
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
+        if self.in_use is not None and self.in_use.whole_tables:
+            task = replace(task, constraints=replace(task.constraints, base=self.in_use.device))
+        elif self.in_use is not None:
+            return self._of_kinds(task, require_fast(planner), self.in_use)
         if not task.constraints.base:
             return Auto(self.seed, self.budget, self.calls, sure=self.sure, progress=self.progress)(task, planner)
+        if beyond_columns(task):
+            return self._of_kinds(task, require_fast(planner), Plan(task.constraints.base))
         search = _Search(self, task, require_fast(planner))
         try:
             search.run()
@@ -72,6 +83,16 @@ class Reshard:
             if self.progress is None or search.best is None:
                 raise
         return search.chosen()
+
+    def _of_kinds(self, task: Task, planner: FastSimulator, base: Plan) -> Plan:
+        aim = Aim(self.horizon, 1e3 / (self.bandwidth_gb_s * GB_S))
+        search = Resharding(task, planner, base, aim, Budget(self.budget, self.calls), self.seed)
+        try:
+            search.run(self.progress)
+        except KeyboardInterrupt:
+            if self.progress is None or not search.candidates:
+                raise
+        return search.chosen(self.sure)
 
 
 class _Search:
@@ -185,9 +206,8 @@ class _Search:
         sums, doubt = self._sums(plan), 0.0
         if plan != self.stays:
             doubt = self.settings.sure * self.costs.doubt(sums, self._sums(self.stays))
-        moves = delta(self.task, self.base, plan)
         steps_ms = self.prices.horizon * (float(self.costs.plans(sums).makespan) + doubt)
-        return steps_ms + max(moves.sent + moves.received) * self.prices.ms_per_byte
+        return steps_ms + float(sent_received(self.task, self.base, plan).max()) * self.prices.ms_per_byte
 
     def _sums(self, plan: Plan) -> np.ndarray:
         embedding = self.costs.planner.embed(self.task.split(plan.splits))

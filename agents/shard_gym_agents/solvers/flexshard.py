@@ -175,9 +175,9 @@ class Frontier:
         """The probability above which a row is better off in the upper tier."""
         over, under = self.task.lines[upper], self.task.lines[lower]
         memory, ms = np.subtract(over.memory, under.memory), np.subtract(over.ms, under.ms)
-        constant, slope = memory if price == np.inf else ms + price * memory
+        constant, slope = map(float, memory if price == np.inf else ms + price * memory)
         if slope < 0:
-            return float(-constant / slope) if constant > 0 else -np.inf
+            return -constant / slope if constant > 0 else -np.inf
         return -np.inf if slope == 0 and constant < 0 else np.inf
 
     def _furthest(self, budget: float, cuts: Callable[[int], Cuts], start: int, end: int) -> int:

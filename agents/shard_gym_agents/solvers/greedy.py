@@ -21,6 +21,7 @@ from shard_gym.simulators.base import costs_with
 from shard_gym.tables.pool import TablePool
 from shard_gym.task.task import Task
 from shard_gym_agents.search import kinds
+from shard_gym_agents.search.whole_first import whole_first
 from shard_gym_agents.solvers.solver import require_fast, require_number
 
 COSTS: dict[str, Callable[[TablePool], np.ndarray]] = {
@@ -37,7 +38,7 @@ class Greedy:
     """Costliest table first, each to the device with the least cost so far where it may go.
 
     Of equals the larger table and the emptier device come first, as in DreamShard's code. Tables that must be together
-    count as one, in all greedies but `RoundRobin`.
+    count as one, in all greedies but `RoundRobin`. Of tasks of more kinds of sharding, see `search.whole_first`.
     """
 
     track: ClassVar[str] = "blind"
@@ -49,6 +50,8 @@ class Greedy:
             raise UnknownName("cost", self.cost, COSTS)
 
     def __call__(self, task: Task, planner: object) -> Plan:
+        if beyond_columns(task):
+            return self._of_kinds(task)
         placing = one(Options.of(task))
         rules = placing.options.rules
         cost = rules.merged(COSTS[self.cost](task.tables).astype(np.float64))
@@ -67,15 +70,25 @@ class Greedy:
                 heapq.heappush(devices, entry)
         return Plan(tuple(rules.as_leader(placement)))
 
+    def _of_kinds(self, task: Task) -> Plan:
+        rules, cost = Rules.of(task), COSTS[self.cost](task.tables)
+        order = np.lexsort((-rules.merged(task.tables.weight_bytes), -rules.merged(cost.astype(np.float64))))
+        return whole_first(task, cost, order)
+
 
 @dataclass(frozen=True)
 class RoundRobin:
-    """Tables in the order given, dealt to the devices in turn; one where a table may not go is passed over."""
+    """Tables in the order given, dealt to the devices in turn; one where a table may not go is passed over.
+
+    Of tasks of more kinds of sharding, each to the device with the fewest tables: see `search.whole_first`.
+    """
 
     track: ClassVar[str] = "blind"
     deterministic: ClassVar[bool] = True
 
     def __call__(self, task: Task, planner: object) -> Plan:
+        if beyond_columns(task):
+            return whole_first(task, np.ones(task.num_tables), np.arange(task.num_tables))
         placing, turn = one(Options.of(task)), 0
 
         def next_in_turn(table: int) -> int:

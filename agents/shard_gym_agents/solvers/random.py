@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from functools import partial
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
@@ -17,10 +18,13 @@ from shard_gym.plan.plan import Plan
 from shard_gym.plan.random_plans import TRIES, random_placements
 from shard_gym.plan.rules import Rules
 from shard_gym.simulators import FastSimulator, Simulator
+from shard_gym.simulators.base import plan_latency
 from shard_gym.task.task import Task
-from shard_gym_agents.search.kinds import random_plan
-from shard_gym_agents.solvers.solver import Progress, require_number, task_rng
+from shard_gym_agents.search.choices import Choices, Option
+from shard_gym_agents.search.kinds import random_options, random_plan
+from shard_gym_agents.solvers.solver import Progress, require_fast, require_number, task_rng
 
+Drawn: TypeAlias = tuple[Callable[[int], Plan], np.ndarray]  # plans by number, and what each is worth
 CACHED_SHARDS = 2**11  # decoded in one call
 WORTH_DRAWING = 0.25  # share of uniform placements that fit, below which placing table by table is faster
 
@@ -56,7 +60,10 @@ class Random:
 
 @dataclass(frozen=True)
 class RandomSearch:
-    """The best of many random feasible plans, by predicted makespan; `progress` and Ctrl-C as in local search."""
+    """The best of many random feasible plans, by predicted makespan; `progress` and Ctrl-C as in local search.
+
+    Of tasks of more kinds of sharding, plans of random options of tables.
+    """
 
     track: ClassVar[str] = "search"
     deterministic: ClassVar[bool] = False
@@ -70,29 +77,54 @@ class RandomSearch:
             raise InvalidTask(f"random search needs samples >= 1 and budget >= 0, got {self.samples}, {self.budget}")
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
-        best, least, begun = np.empty(0, np.int64), np.inf, time.perf_counter()
+        best, least, begun = None, np.inf, time.perf_counter()
+        drawn = self._of_kinds if beyond_columns(task) else self._of_devices
         try:
-            for placements, makespans in self._drawn(task, planner, begun):
-                if len(best) and makespans.min() >= least:
+            for plan, makespans in drawn(task, planner, begun):
+                require_number(makespans.min(), planner)
+                if best is not None and makespans.min() >= least:
                     continue
-                best, least = placements[makespans.argmin()], float(makespans.min())
+                best, least = plan(int(makespans.argmin())), float(makespans.min())
                 if self.progress is not None and self.progress(least, time.perf_counter() - begun):
                     break
         except KeyboardInterrupt:
-            if self.progress is None or not len(best):
+            if self.progress is None or best is None:
                 raise
-        return Plan(tuple(best.tolist()))
+        assert best is not None
+        return best
 
-    def _drawn(self, task: Task, planner: Simulator, begun: float) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Placements (P, N) and what they are worth (P,), in parts, until the samples or the time are used up."""
+    def _of_devices(self, task: Task, planner: Simulator, begun: float) -> Iterator[Drawn]:
+        """Placements of whole tables in parts."""
         rng, makespans_of, left = task_rng(self.seed, task), _makespans(task, planner), self.samples
         chunk = max(1, min(self.samples, 2_000_000 // (task.num_tables * 8)))
-        while left == self.samples or (time.perf_counter() < begun + self.budget if self.budget else left > 0):
+        while left == self.samples or self._goes_on(left, begun):
             placements = random_placements(task, chunk if self.budget else min(chunk, left), rng, WORTH_DRAWING)
-            makespans = makespans_of(placements)
-            require_number(makespans.min(), planner)
             left -= len(placements)
-            yield placements, makespans
+            yield partial(_plan, placements), makespans_of(placements)
+
+    def _of_kinds(self, task: Task, planner: Simulator, begun: float) -> Iterator[Drawn]:
+        """Plans of random options one by one; where few have room, a sample is one that was tried."""
+        fast, rng, left = require_fast(planner), task_rng(self.seed, task), self.samples - 1
+        first = random_plan(task, rng)
+        yield lambda _: first, plan_latency(fast, task, first).makespan(task.objective)[None]
+        choices = Choices(task, lambda shards: fast.embed_shards(task, shards))
+        while self._goes_on(left, begun):
+            left -= 1
+            if chosen := random_options(choices, rng):
+                latency = fast.decode(task, choices.sums(chosen))
+                yield partial(_chosen, choices, chosen), latency.makespan(task.objective)[None]
+
+    def _goes_on(self, left: int, begun: float) -> bool:
+        """True until the samples or the time are used up."""
+        return time.perf_counter() < begun + self.budget if self.budget else left > 0
+
+
+def _plan(placements: np.ndarray, index: int) -> Plan:
+    return Plan(tuple(placements[index].tolist()))
+
+
+def _chosen(choices: Choices, chosen: dict[int, Option], index: int) -> Plan:
+    return choices.plan(chosen)
 
 
 def _makespans(task: Task, planner: Simulator) -> Callable[[np.ndarray], np.ndarray]:

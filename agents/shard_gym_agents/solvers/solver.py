@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 
-from shard_gym.errors import InvalidTask, SimulatorError
+from shard_gym.errors import InfeasibleTask, InvalidPlan, InvalidTask, SimulatorError
+from shard_gym.plan.forms import beyond_columns
 from shard_gym.plan.plan import Plan
 from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.task.task import Constraints, Task
 
 Solver = Callable[[Task, Simulator], Plan]
 Progress = Callable[[float, float], bool | None]  # (best makespan, seconds so far) -> True to stop
+
+OF_ALL_KINDS = "auto, beam, cost-greedy, local-search and milp choose among all kinds that a task allows"
 
 # glibc gives freed memory back, and arrays are paged in again each time, until a block this large was freed once.
 np.empty(2**24, np.uint8)
@@ -29,6 +34,38 @@ def refuse_constraints(task: Task) -> None:
     """Refuse constraints, for solvers that place by memory alone."""
     if task.constraints != Constraints():
         raise InvalidTask("this solver does not honour constraints (pin, together, apart, moves)")
+
+
+def no_luck(what: str) -> InfeasibleTask:
+    """The error of a solver that found no plan of a task of more kinds of sharding, and knows no proof."""
+    return InfeasibleTask(f"{what}, which does not prove that there is no plan; {OF_ALL_KINDS}")
+
+
+def of_columns(task: Task, solver: str) -> Task:
+    """The task as one of whole tables and their columns, for a solver that knows no other kinds of sharding."""
+    if not beyond_columns(task):
+        return task
+    c = task.constraints
+    kinds = [task.kinds_of(table) for table in range(task.num_tables)]
+    if "hbm" not in task.residences:
+        raise InvalidTask(f"{solver} keeps rows in the devices' memory, which this task does not allow; {OF_ALL_KINDS}")
+    if other := [table for table, allowed in enumerate(kinds) if "tw" not in allowed]:
+        what = f"table {other[0]} ({task.tables.name[other[0]]!r}) may only be {', '.join(kinds[other[0]])}"
+        raise InvalidTask(f"{solver} shards whole tables by their columns, and {what}; {OF_ALL_KINDS}")
+    whole = tuple(table for table, allowed in enumerate(kinds) if "cw" not in allowed) if task.splits_allowed else ()
+    held = replace(c, kinds=(), no_split=tuple(sorted({*c.no_split, *whole})))
+    return replace(task, kinds=(), residences=("hbm",), constraints=held)
+
+
+@contextmanager
+def others_named(task: Task) -> Iterator[None]:
+    """Name solvers that know more kinds of sharding where one that does not finds no plan that the task allows."""
+    try:
+        yield
+    except (InfeasibleTask, InvalidPlan) as error:
+        if beyond_columns(task) and OF_ALL_KINDS not in str(error):
+            raise InfeasibleTask(f"{error}; {OF_ALL_KINDS}") from error
+        raise
 
 
 def require_fast(planner: Simulator) -> FastSimulator:

@@ -211,6 +211,11 @@ def told_where(told: dict[str, Any], where: np.ndarray) -> dict[str, Any]:
     return told | {f"_{key}": where for key in told}
 
 
+def last_told(shown: Sequence[Any], told: dict[str, Any], envs: np.ndarray, over: np.ndarray) -> dict[str, Any]:
+    """Infos of ends that new episodes follow in the same step: what was shown last, and what it was told with."""
+    return told_where({"final_obs": spread_out(objects(shown), envs, len(over)), "final_info": told}, over)
+
+
 def objects(values: Sequence[Any]) -> np.ndarray:
     """A flat array of these, whatever they are."""
     return np.fromiter(values, object, len(values))

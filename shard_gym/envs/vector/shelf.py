@@ -10,7 +10,7 @@ import numpy as np
 
 from shard_gym.envs.bank import Settings
 from shard_gym.envs.episodes import Episode, Prepared
-from shard_gym.envs.observations import WIDTH
+from shard_gym.envs.observations import LIMIT, STATE, WIDTH, put_next
 from shard_gym.plan.nodes import Nodes, Options
 from shard_gym.plan.rules import Rules
 from shard_gym.task.task import Constraints, Task
@@ -32,6 +32,7 @@ class Rows:
     amounts: np.ndarray  # (R, 4) what a piece counts for in what remains
     alone: np.ndarray  # (R,) single cost, ms
     remaining: np.ndarray  # (R, 5) float32; with split actions its last column only
+    flat: np.ndarray  # (R, 29) float32, the first columns of "flat", for it only; what queues change is not to be read
 
 
 @dataclass
@@ -177,6 +178,15 @@ class Shelf:
         options.vector[body], options.vector[end] = new.vector[order], 0
         options.table[body], options.table[end] = new.table[order], -1
         options.changes[body], options.changes[end] = new.changes[order], False
+        if self.settings.observation == "flat":
+            self._put_flat(slice(start, end + 1), episode.prepared)
+
+    def _put_flat(self, block: slice, p: Prepared) -> None:
+        """Put what "flat" shows of each next piece to its row."""
+        rows, share, size = self.rows, p.total_cost / self.num_devices, np.maximum(self.options.size[block], 0)
+        alone, size = rows.alone[block, None] / share, size / max(p.task.memory)
+        put_next(rows.flat[block], rows.shown[block], alone, size, rows.remaining[block])
+        np.clip(rows.flat[block], -LIMIT, LIMIT, out=rows.flat[block])
 
     def _put_rows(self, block: slice, episode: Episode) -> None:
         p, order, rows = episode.prepared, episode.order, self.rows
@@ -255,6 +265,7 @@ class Shelf:
             amounts=np.zeros((few, 4)),
             alone=np.zeros(few),
             remaining=np.zeros((few, 5), np.float32),
+            flat=np.zeros((few if self.settings.observation == "flat" else 0, STATE), np.float32),
         )
 
     def _empty_slots(self, count: int) -> Slots:

@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 
 from shard_gym.envs.episodes import Scales
-from shard_gym.envs.observations import Next, device_rows, flat_width, put_flat
+from shard_gym.envs.observations import (
+    LIMIT,
+    PER_DEVICE,
+    STATE,
+    WIDTH,
+    Next,
+    device_gaps,
+    device_rows,
+    flat_width,
+    put_flat,
+)
 from shard_gym.envs.vector.ends import RunningCosts, costs_ahead
 from shard_gym.envs.vector.kind_states import KindStates
 from shard_gym.envs.vector.kind_views import KIND_VIEWS
@@ -147,33 +157,56 @@ class AheadView(View):
 
 
 class FlatView(View):
-    """The next piece, what remains, the devices and the mask in one row, (n, W)."""
+    """The next piece, what remains, the devices and the mask in one row, (n, W), kept from step to step.
+
+    What changes at every step is worked out with devices first, (K, n): numpy is faster on few long rows.
+    """
 
     def __init__(self, shelf: Shelf, states: States, costs: RunningCosts, copy: bool) -> None:
         self.shelf, self.states, self.costs, self.copy = shelf, states, costs, copy
-        self.table, (n, k) = TableView(shelf, states, False), states.placing.free.shape
+        n, k = states.placing.free.shape
         self.shown = np.empty((n, flat_width(k, k + (states.pieces is not None))), np.float32)
-        self.remaining = np.empty((n, 5), np.float32)
-        ones, speed, pace = np.ones((n, 1)), np.ones((n, k)), np.ones((n, k))
-        self.scales = Scales(None, ones, ones.copy(), None, speed, k, pace)
+        width = self.shown.shape[1]
+        self.at = (width - k) * np.arange(n) + STATE + 2 * k  # from a device's number to where its room is shown
+        self.largest, self.share, self.pace = np.ones(n), np.ones(n), np.ones((k, n))
+        self.alike = self.open = False  # whether all devices have one pace, and all masks shown are ones
+        self.queued = states.orders is not None or states.pieces is not None
+        self.devices, self.remaining = np.empty((2 * k, n), np.float32), np.empty((n, 5), np.float32)
 
     def begin(self, envs: np.ndarray) -> None:
-        held, new = self.scales, self._scales(envs)
-        held.largest[envs], held.cost[envs] = new.largest, new.cost
-        held.speed[envs], held.pace[envs] = new.speed, new.pace
+        k, scales = self.states.num_devices, self._scales(envs)
+        self.largest[envs], self.share[envs] = scales.largest[:, 0], scales.cost[:, 0] / k
+        self.pace[:, envs] = scales.pace.T
+        self.alike = bool((self.pace == 1).all())
+        room, speed = self.states.placing.free[envs] / scales.largest, scales.speed
+        self.shown[envs, STATE + 2 * k : STATE + 4 * k] = np.concatenate([room, speed], axis=1)
+
+    def update(self) -> None:
+        shown = self.shown.reshape(-1)
+        for at, free, _ in self.states.placing.touched:
+            shown[self.at + at] = np.maximum(free / self.largest, -LIMIT)
 
     def show(self, masks: np.ndarray) -> np.ndarray:
-        states, of = self.states, self.shelf.rows
-        size = np.maximum(self.shelf.options.size.take(states.row, axis=0), 0)  # none at ends
-        remaining = remains(self.shelf, states, self.remaining)
-        piece = Next(self.table.show(masks), of.alone.take(states.row)[:, None], size, remaining, masks)
-        put_flat(self.shown, self.scales, piece, states.placing.free, self.costs.cost)
-        return self.shown.copy() if self.copy else self.shown
+        k, shown, row, devices = self.states.num_devices, self.shown, self.states.row, self.devices
+        shown[:, :STATE] = self.shelf.rows.flat.take(row, axis=0)
+        if self.queued:
+            shown[:, WIDTH - 1] = self.states.share()
+            shown[:, WIDTH + 2 : STATE] = np.minimum(remains(self.shelf, self.states, self.remaining), LIMIT)
+        cost, alone = np.ascontiguousarray(self.costs.cost.T), self.shelf.rows.alone.take(row)
+        np.divide(cost, self.share, out=devices[:k], casting="same_kind")
+        was_open, self.open = self.open, bool(masks.all())
+        mask, pace = None if self.open else masks[:, :k].T, 1.0 if self.alike else self.pace
+        devices[k:] = device_gaps(cost, alone, pace, mask)
+        np.maximum(np.minimum(devices, LIMIT, out=devices), -LIMIT, out=devices)
+        shown[:, STATE : STATE + 2 * k] = devices.T
+        if not (self.open and was_open):
+            shown[:, STATE + PER_DEVICE * k :] = masks
+        return shown.copy() if self.copy else shown
 
     def final(self, envs: np.ndarray, cost: np.ndarray) -> np.ndarray:
         shown, zeros = np.empty((len(envs), self.shown.shape[1]), np.float32), np.zeros((len(envs), 5))
-        masks = self.states.final_masks(len(envs))
-        piece = Next(self.table.final(envs, cost), zeros[:, :1], zeros[:, :1], zeros, masks)
+        masks, row = self.states.final_masks(len(envs)), np.eye(1, WIDTH, WIDTH - 1)  # all tables are placed
+        piece = Next(row, zeros[:, :1], zeros[:, :1], zeros, masks)
         put_flat(shown, self._scales(envs), piece, self.states.placing.free[envs], cost)
         return shown
 
