@@ -136,7 +136,7 @@ class OptionPlanner:
             best = min(found, key=lambda played: float(played.offers.makespan()[0]))
             return best.offers.menu.plan(best.actions[0].numpy(), best.times[0])
         raise InfeasibleTask(
-            f"some table found no room in {ATTEMPTS} orders, which does not prove that there is no plan: try auto"
+            f"some table found no room in {ATTEMPTS} orders, which does not prove that there is no plan"
         )
 
     def _attempts(self, task: Task, planner: FastSimulator) -> Iterator[Played]:
