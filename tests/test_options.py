@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard_gym import simulators
+from shard_gym import simulators, suites
 from shard_gym.errors import CorruptFile, InfeasibleTask
 from shard_gym.plan.violations import violations
 from shard_gym.results.evaluate import score
 from shard_gym.task.constraints import Constraints
+from shard_gym_agents import make
 from shard_gym_agents.search.kinds import Search
 from shard_gym_agents.search.state import Budget
 from tests.test_search_kinds import drawn
@@ -173,3 +174,18 @@ def test_a_saved_policy_plans_as_before_and_other_games_are_told_apart(tmp_path)
     path.write_bytes(b"no policy")
     with pytest.raises(CorruptFile):
         load(path)
+
+
+def test_shipped_weights_plan_their_suites_and_tasks_of_none():
+    suite = suites.get("core-80x8-allkinds")
+    task, planner = suite.tasks("val")[0], simulators.make(suite.planner)
+    plan = make("dreamshard-planner", suite=suite.key)(task, planner)
+    greedy = make("cost-greedy")(task, planner)
+    assert score(task, plan, planner).makespan < score(task, greedy, planner).makespan
+    of_tight, of_mix = (
+        make("dreamshard-planner", suite=key).weights for key in ("tight-80x8-allkinds", "tightmix-80x8-allkinds")
+    )
+    assert of_tight == of_mix != make("dreamshard-planner", suite=suite.key).weights
+    small = cached(4, fill=0.4)
+    plan = make("dreamshard-planner")(small, ROOFLINE)
+    assert plan.kind and violations(small, plan) == []
