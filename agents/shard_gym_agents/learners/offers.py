@@ -1,4 +1,4 @@
-"""Offers: what the planner says of each option of the next tables of plans side by side. Needs torch."""
+"""Offers: features of the options of the next tables of plans, side by side, by what the planner says. Needs torch."""
 
 from __future__ import annotations
 
@@ -147,13 +147,13 @@ class Offers:
         )
 
     def _later(self, step: int) -> np.ndarray:
-        """What the item adds at least, and later ones, (B, 1, 2)."""
+        """Least that the item adds, and later ones, (B, 1, 2)."""
         adds, later = self.menu.adds[:, step] / self.menu.unit, self.later[:, :, step].sum(axis=0)
         return np.stack([LOUD * adds, later], axis=1)[:, None]
 
 
 def cheapest(cost: np.ndarray, count: int) -> np.ndarray:
-    """How often each of T targets is among the `count` least of their costs with 1 .. J pieces, (S, T, J); (S, T)."""
+    """Pieces that each of T targets takes, (S, T): the `count` least of costs with 1 .. J pieces, (S, T, J)."""
     flat, targets = cost.reshape(len(cost), -1), np.arange(cost.shape[1])
     found = flat.argmin(axis=1)[:, None] if count == 1 else flat.argsort(axis=1, kind="stable")[:, :count]
     times: np.ndarray = ((found // cost.shape[2])[..., None] == targets).sum(axis=1)
