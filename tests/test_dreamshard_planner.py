@@ -21,7 +21,7 @@ from shard_gym_agents.learners.dreamshard_planner import (  # noqa: E402
     DreamShardPlanner,
     Forecast,
     Learner,
-    Net,
+    new_net,
     load,
     log_policy,
     play,
@@ -53,7 +53,7 @@ def suite(monkeypatch):
 def fresh(seed=0, greedy=True, random=False):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        net = Net(SCALING, greedy)
+        net = new_net(SCALING, greedy)
         if random:
             torch.nn.init.normal_(net.last)
         return net
@@ -76,7 +76,7 @@ def test_it_learns_the_best_plans_of_a_toy_from_nothing(suite):
 def test_before_training_it_is_cost_greedy(key):
     suite = suites.get(key)
     planner, task = simulators.make(suite.planner), suite.tasks("val")[0]
-    solver = DreamShardPlanner(Net(np.stack(suite.feature_scaling())))
+    solver = DreamShardPlanner(new_net(np.stack(suite.feature_scaling())))
     plans = solver(task, planner), CostGreedy()(task, planner)
     assert score(task, plans[0], planner) == score(task, plans[1], planner)
 
@@ -176,8 +176,8 @@ def test_training_orders_lean_to_size_where_cost_greedy_finds_no_room(monkeypatc
     dead_end = Task(make_pool(rows=[100, 100, 200], dim=16, pooling=[3, 2, 1]), memory=(6400, 6400))
     monkeypatch.setattr(ToySuite, "tasks", lambda self, split: (toy([3, 2, 1], room=2), dead_end))
     learner = Learner(suite, SMALL, seed=0)
-    assert learner.costed.tasks.row.tolist()[0] == [0, 1, 2]
-    assert learner.costed.tasks.row.tolist()[1] == [3, 5, 4]  # by the bytes of the large one as much as by costs
+    assert learner.played.tasks.row.tolist()[0] == [0, 1, 2]
+    assert learner.played.tasks.row.tolist()[1] == [3, 5, 4]  # by the bytes of the large one as much as by costs
     plan = learner.solver()(dead_end, PoolingMs())
     assert (device_bytes(dead_end, np.array(plan.device)) <= dead_end.capacity).all()
 

@@ -162,14 +162,14 @@ def shipped_files() -> list[Path]:
 def listing() -> str:
     """One line a file."""
     lines = [
-        f"{'learner':18} {'suite':14} {'kB':>6} {'steps':>11} {'calls':>9} {'minutes':>7} {'val':>6} planner, note"
+        f"{'learner':18} {'suite':22} {'kB':>6} {'steps':>11} {'calls':>9} {'minutes':>7} {'val':>6} planner, note"
     ]
     for path in shipped_files():
         c = trained.read_card(path)
         size = f"{path.stat().st_size / 1000:6.1f}"
         took = f"{c['steps']:11,} {c['simulator_calls']:9,} {c['minutes']:7.1f} {c['val']:6.3f}"
         told = ", ".join(filter(None, (c["planner"], c["note"])))
-        lines.append(f"{c['learner']:18} {c['suite']:14} {size} {took} {told}")
+        lines.append(f"{c['learner']:18} {c['suite']:22} {size} {took} {told}")
     total = sum(path.stat().st_size for path in shipped_files())
     return "\n".join([*lines, f"{total / 1000:.1f} of {BUDGET / 1000:,.0f} kB"])
 

@@ -6,6 +6,7 @@ memory would be left there. A device's score is a weighted sum of these, plus a 
 where the only weight is that of the device's cost above the least one, so that the first policy *is* cost-greedy, and
 learns where to deviate; `greedy=False` begins with no weights at all.
 Where tables find no room in the order of their costs, the solver tries orders that lean more and more to size.
+Where tasks allow all kinds of sharding, options of tables are scored in the place of devices, see `options`.
 """
 
 from __future__ import annotations
@@ -18,24 +19,27 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from shard_gym.envs.vector.shelf import decoded_alike
 from shard_gym.errors import CorruptFile, InvalidTask
 from shard_gym.memory.usage import table_bytes
+from shard_gym.plan.forms import beyond_columns
 from shard_gym.plan.plan import Plan
 from shard_gym.simulators import FastSimulator, Simulator, single_costs
 from shard_gym.tables.pool import FEATURES as TABLE
 from shard_gym.task.suites import Suite
 from shard_gym.task.task import Task
 from shard_gym_agents.learners import rollouts
-from shard_gym_agents.learners.learner import holds, load_tensors, mlp, num_weights, save_tensors
-from shard_gym_agents.learners.rollouts import ILLEGAL, Reinforce, Rollout, Sampled, TaskTensors
+from shard_gym_agents.learners.learner import holds, load_tensors, save_tensors
+from shard_gym_agents.learners.offers import FEATURES as SEEN
+from shard_gym_agents.learners.options import KIND, OPTIONS, OptionPlanner
+from shard_gym_agents.learners.rollouts import ILLEGAL, Reinforce, Rollout, Sampled, TaskTensors, overshoot
+from shard_gym_agents.learners.scores import WIDTH, Game, ScoreNet
+from shard_gym_agents.learners.trained import read_card
 from shard_gym_agents.solvers.solver import require_fast, require_number
 
-WIDTH = 64
-SHARP = 20.0  # what weighted sums are multiplied with: sampled plans are then about as good as the best
 LOUD = 10.0  # what differences between devices are multiplied with: nearly full ones are close to one another
 FEATURES = (
     *("cost", "makespan", "forward", "comm", "backward"),  # of the device, and the plan, with the next table on it
@@ -44,7 +48,6 @@ FEATURES = (
     *("table", "to_come"),  # what the table costs alone, and an even share of later ones
     *("room", "fill", "tightness"),  # left beside an even share of what is to come; taken; to come of all there is
 )
-EXCESS = FEATURES.index("cost_excess")
 
 
 @dataclass(frozen=True)
@@ -59,27 +62,9 @@ class Config(rollouts.Config):
     greedy: bool = True  # training begins at cost-greedy
 
 
-class Net(nn.Module):
-    """21-128-64 a table, summed; 15-64 what is seen; a device's and the mean of all, 64-64 each, 64-1."""
-
-    scaling: Tensor
-
-    def __init__(self, scaling: np.ndarray, greedy: bool = True) -> None:
-        super().__init__()
-        self.table, self.seen = mlp(len(TABLE), 128, WIDTH), nn.Linear(len(FEATURES), WIDTH)
-        self.inner, self.all = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
-        self.last, self.weights = nn.Parameter(torch.zeros(WIDTH)), nn.Parameter(torch.zeros(len(FEATURES)))
-        with torch.no_grad():
-            self.weights[EXCESS] = -float(greedy)
-        self.register_buffer("scaling", torch.from_numpy(scaling))
-
-    def forward(self, sums: Tensor, seen: Tensor) -> Tensor:
-        """Sums of tables with the next one on each device (..., K, 64), and what is seen (..., K, 15) -> (..., K)."""
-        device = F.relu(sums + self.seen(seen))
-        hidden = F.relu(self.inner(device) + self.all(device.mean(dim=-2, keepdim=True)))
-        return SHARP * (seen @ self.weights) + hidden @ self.last
-
-    __repr__ = num_weights
+def new_net(scaling: np.ndarray, greedy: bool = True) -> ScoreNet:
+    """A network that has not learned yet."""
+    return ScoreNet(scaling, FEATURES, {"cost_excess": -1.0} if greedy else {})
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +185,7 @@ class Played:
 
 
 @torch.no_grad()
-def play(net: Net, costed: Costed, planner: FastSimulator, generator: torch.Generator | None) -> Played:
+def play(net: ScoreNet, costed: Costed, planner: FastSimulator, generator: torch.Generator | None) -> Played:
     """Place all tables; devices are drawn, or the best."""
     forecast, where = Forecast(costed, planner), net.weights.device
     tables = _tables(net, costed)[:, :, None]
@@ -218,7 +203,7 @@ def play(net: Net, costed: Costed, planner: FastSimulator, generator: torch.Gene
     return Played(rollout, torch.stack(looks, 1), forecast)
 
 
-def log_policy(net: Net, costed: Costed, played: Played) -> Tensor:
+def log_policy(net: ScoreNet, costed: Costed, played: Played) -> Tensor:
     """Log probabilities of the devices at each step, masked as they were drawn, (B, N, K)."""
     tables = _tables(net, costed)[:, :, None]
     added = F.one_hot(played.rollout.actions, played.seen.shape[2])[..., None] * tables  # (B, N, K, 64)
@@ -226,10 +211,29 @@ def log_policy(net: Net, costed: Costed, played: Played) -> Tensor:
     return net(sums, played.seen).masked_fill(~played.rollout.legal, ILLEGAL).log_softmax(-1)
 
 
-def _tables(net: Net, costed: Costed) -> Tensor:
+def _tables(net: ScoreNet, costed: Costed) -> Tensor:
     """Representations, (B, N, 64); zeros where padded."""
     where = net.weights.device
     return net.table(costed.tasks.features.to(where)) * costed.tasks.real.to(where)[..., None]
+
+
+def begin(tasks: Sequence[Task], planner: FastSimulator, scaling: np.ndarray) -> Costed:
+    """Tasks, each in the first order in which cost-greedy finds room for all of its tables."""
+    greedy, leans = new_net(scaling), np.zeros(len(tasks))
+    for lean in rollouts.LEANS[1:]:
+        costed = Costed.of(tasks, planner, scaling, leans)
+        dead_end = (play(greedy, costed, planner, None).rollout.placing.free < 0).any(axis=1)
+        if not dead_end.any():
+            return costed
+        leans[dead_end] = lean
+    return Costed.of(tasks, planner, scaling, leans)
+
+
+def sampled(net: ScoreNet, costed: Costed, planner: FastSimulator, generator: torch.Generator) -> Sampled:
+    """Episodes of these tasks."""
+    played, real = play(net, costed, planner, generator), costed.tasks.real.to(net.weights.device)
+    makespans, over = torch.from_numpy(played.forecast.makespan()), overshoot(played.rollout.placing)
+    return Sampled(played.rollout.actions, over, makespans, log_policy(net, costed, played), real)
 
 
 class Learner(Reinforce):
@@ -237,38 +241,26 @@ class Learner(Reinforce):
 
     def __init__(self, suite: Suite, config: Config, seed: int, device: str = "cpu") -> None:
         super().__init__(suite, config, seed, device)
-        self.fast, self.scaling = require_fast(self.planner), np.stack(suite.feature_scaling())
+        self.fast, scaling = require_fast(self.planner), np.stack(suite.feature_scaling())
+        self.game = OPTIONS if beyond_columns(self.tasks[0]) else DEVICES
         with self.seeded():
-            self.net = Net(self.scaling, config.greedy)
-        self.costed = self.first_orders()
+            self.net = self.game.new_net(scaling, config.greedy)
+        self.played = self.game.begin(self.tasks, self.fast, scaling)
         self.net.to(device)
         others = [p for name, p in self.net.named_parameters() if name != "weights"]
         self.optimizer = torch.optim.Adam([{"params": others}, {"params": [self.net.weights]}], lr=0.0)
         self.parts = {"net": self.net, "optimizer": self.optimizer}
-
-    def first_orders(self) -> Costed:
-        """Each training task in the first order in which cost-greedy finds room for all of its tables."""
-        greedy, leans = Net(self.scaling), np.zeros(len(self.tasks))
-        for lean in rollouts.LEANS[1:]:
-            costed = Costed.of(self.tasks, self.fast, self.scaling, leans)
-            dead_end = (play(greedy, costed, self.fast, None).rollout.placing.free < 0).any(axis=1)
-            if not dead_end.any():
-                return costed
-            leans[dead_end] = lean
-        return Costed.of(self.tasks, self.fast, self.scaling, leans)
 
     def rates(self, left: int) -> tuple[float, ...]:
         share = left / self.config.horizon
         return self.config.learning_rate * share, self.config.weights_rate * share
 
     def sample(self, rows: Tensor, generator: torch.Generator) -> Sampled:
-        costed = self.costed.take(rows.cpu().numpy())
-        played, real = play(self.net, costed, self.fast, generator), costed.tasks.real.to(self.device)
-        makespans = torch.from_numpy(played.forecast.makespan())
-        return Sampled(played.rollout, makespans, log_policy(self.net, costed, played), real)
+        drawn: Sampled = self.game.sampled(self.net, self.played.take(rows.cpu().numpy()), self.fast, generator)
+        return drawn
 
-    def solver(self) -> DreamShardPlanner:
-        return DreamShardPlanner(copy.deepcopy(self.net).cpu())
+    def solver(self) -> Any:
+        return self.game.solver(copy.deepcopy(self.net).cpu())
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,7 +269,7 @@ class DreamShardPlanner:
 
     track: ClassVar[str] = "search"
     deterministic: ClassVar[bool] = True
-    net: Net
+    net: ScoreNet
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
         _, rollout = self._placed(task, require_fast(planner))
@@ -302,12 +294,18 @@ class DreamShardPlanner:
         save_tensors(path, self.net.state_dict(), {**card, "kind": "dreamshard-planner", "seen": list(FEATURES)})
 
 
-def load(path: str | Path) -> DreamShardPlanner:
-    """Read what `DreamShardPlanner.save` wrote."""
-    kept, card = load_tensors(path, "dreamshard-planner")
-    net = Net(np.zeros((2, len(TABLE))))
+def load(path: str | Path) -> DreamShardPlanner | OptionPlanner:
+    """Read what `save` wrote, of either game."""
+    options = read_card(Path(path)).get("kind") == KIND
+    kept, card = load_tensors(path, KIND if options else "dreamshard-planner")
+    game, seen = (OPTIONS, SEEN) if options else (DEVICES, FEATURES)
+    net = game.new_net(np.zeros((2, len(TABLE))), True)
     with holds(path, "the policy's"):
         net.load_state_dict(kept)
-    if card.get("seen") != list(FEATURES):
-        raise CorruptFile(f"{path} expects to see {card.get('seen')} of devices, here it is {list(FEATURES)}")
-    return DreamShardPlanner(net)
+    if card.get("seen") != list(seen):
+        raise CorruptFile(f"{path} expects to see {card.get('seen')}, here it is {list(seen)}")
+    solver: DreamShardPlanner | OptionPlanner = game.solver(net)
+    return solver
+
+
+DEVICES = Game(new_net, begin, sampled, DreamShardPlanner)

@@ -33,11 +33,14 @@ class SuiteLearner:
     Each adds `iterate`, `solver`, and the networks and optimizers in `parts`, by the names that files know them by.
     """
 
-    splits: ClassVar[bool] = True  # it can be trained on suites whose actions halve tables
+    splits: ClassVar[bool] = True  # it can be trained on suites whose actions halve tables, or are of more kinds
 
     def __init__(self, suite: Suite, config: Any, seed: int, device: str = "cpu", planner: str = "") -> None:
         if not self.splits and suite.split_action:
             raise InvalidTask(f"this learner does not split tables: train on {suite.frozen_as}, not {suite.key}")
+        if not self.splits and suite.kinds:
+            why = "this learner places whole tables in the environment"
+            raise InvalidTask(f"{why}: train dreamshard-planner on {suite.key}, which chooses among all kinds")
         self.suite, self.config, self.seed, self.device = suite, config, seed, device
         self.tasks, self.planner = suite.tasks("train"), counted(simulators.make(planner or suite.planner))
         self.iteration = 0

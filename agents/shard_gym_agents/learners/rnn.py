@@ -27,7 +27,7 @@ from shard_gym.task.suites import Suite
 from shard_gym.task.task import Task
 from shard_gym_agents.learners import rollouts
 from shard_gym_agents.learners.learner import holds, load_tensors, mlp, num_weights, save_tensors
-from shard_gym_agents.learners.rollouts import ILLEGAL, Config, Reinforce, Rollout, Sampled, TaskTensors
+from shard_gym_agents.learners.rollouts import ILLEGAL, Config, Reinforce, Rollout, Sampled, TaskTensors, overshoot
 
 __all__ = ["Config", "Learner", "load"]
 
@@ -95,7 +95,9 @@ class Learner(Reinforce):
         tasks = self.tensors.take(rows)
         played = play(self.net, tasks, generator)
         log = self.net(tasks, played.actions).masked_fill(~played.legal, ILLEGAL).log_softmax(-1)
-        return Sampled(played, self.makespans(rows, played.devices()), log, tasks.real)
+        return Sampled(
+            played.actions, overshoot(played.placing), self.makespans(rows, played.devices()), log, tasks.real
+        )
 
     def makespans(self, rows: Tensor, placements: np.ndarray) -> Tensor:
         """The planner's makespans of plans (B, N) of these tasks, those of a task side by side; (B,)."""

@@ -305,9 +305,10 @@ class Config:
 class Sampled:
     """Episodes of some tasks as they were played, side by side."""
 
-    rollout: Rollout
+    actions: Tensor  # (B, N)
+    over: Tensor  # (B,) the most that a memory is over, as a share of it
     makespans: Tensor  # (B,) ms, by the planner
-    log_policy: Tensor  # (B, N, K) log probabilities of the devices at each step
+    log_policy: Tensor  # (B, N, A) log probabilities of actions at each step
     real: Tensor  # (B, N) 1, or 0 where padded
 
 
@@ -343,12 +344,10 @@ class Reinforce(SuiteLearner):
         c = self.config
         rows = torch.randint(len(self.tasks), (c.tasks,), generator=generator, device=self.device)
         played = self.sample(rows.repeat_interleave(c.episodes), generator)
-        makespans, over = (
-            values.view(c.tasks, c.episodes) for values in (played.makespans, overshoot(played.rollout.placing))
-        )
+        makespans, over = (values.view(c.tasks, c.episodes) for values in (played.makespans, played.over))
         loss = reinforce_loss(
             played.log_policy,
-            played.rollout.actions,
+            played.actions,
             advantages(rewards(makespans, over), c.divide).flatten().float().to(self.device),
             played.real,
             c.entropy,

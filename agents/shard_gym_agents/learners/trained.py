@@ -30,6 +30,7 @@ WEIGHTS = Path(__file__).parent / "weights"  # <learner>/<suite>.safetensors
 RETRAINED = Path("runs/trained")  # <learner>/<suite>, the folder that commands of cards train in
 # A task's objective -> the suite whose weights plan it.
 OF_NO_SUITE = {"kernel": "metasyn-80x8", "iteration": "core-60x4", "torchrec-critical-path": "core-60x4"}
+FOR_ALL_KINDS = "tightmix-80x8-allkinds"  # whose weights plan tasks of all kinds of sharding, where there are some
 
 
 class NotTrained(ShardGymError):
@@ -71,6 +72,8 @@ class Trained:
         """Plan a task, on one thread: these networks are small, and plans can be repeated to the bit."""
         self.require_planner(planner.id)
         default = OF_NO_SUITE[task.objective]
+        if beyond_columns(task) and FOR_ALL_KINDS in self._files:
+            default = FOR_ALL_KINDS
         path = self._files.get("") or self._files.get(default)
         if path is None:
             raise self._untrained(default, f"no weights of {self.learner} are shipped for objective {task.objective!r}")
@@ -95,7 +98,7 @@ class Trained:
 
     @cached_property
     def _files(self) -> dict[str, Path]:
-        """The file, under ""; with neither suite nor checkpoint those of `OF_NO_SUITE` that there are."""
+        """The file, under ""; with neither suite nor checkpoint those for tasks of no suite that there are."""
         if self.checkpoint:
             given = Path(self.checkpoint)
             path = given / "best.safetensors" if given.is_dir() else given
@@ -104,7 +107,9 @@ class Trained:
             return {"": path}
         if self.suite:
             return {"": self._serving(suites.get(self.suite))}
-        found = {key: path for key, path in shipped(self.learner).items() if key in OF_NO_SUITE.values()}
+        found = {
+            key: path for key, path in shipped(self.learner).items() if key in (*OF_NO_SUITE.values(), FOR_ALL_KINDS)
+        }
         if not found:
             why = f"no weights of {self.learner} are shipped for tasks of any suite"
             raise self._untrained(OF_NO_SUITE["iteration"], why)
