@@ -35,25 +35,6 @@ def configs(task: Task) -> list[Any]:
     ]
 
 
-def topology(task: Task) -> Any:
-    """The task's devices, hosts and memory, at the bandwidths that TorchRec assumes."""
-    from torchrec.distributed.planner.types import CustomTopologyData, TopologyFactory, TrainerConfig
-
-    memory = task.capacity.tolist()
-    each = {}
-    if np.ptp(task.capacity):
-        each = {"custom_topology_data": CustomTopologyData({"hbm_cap": memory}, world_size=task.num_devices)}
-    return TopologyFactory.create_topology(
-        TrainerConfig(
-            world_size=task.num_devices,
-            local_world_size=task.devices_per_host,
-            hbm_cap_bytes=min(memory),
-            ddr_cap_bytes=task.host_memory,
-            additional_params=each,
-        )
-    )
-
-
 def constraints(
     task: Task, allowed: bool = True, share: float = CACHE_LOAD_FACTOR, columns: int | None = None
 ) -> dict[str, Any]:
