@@ -7,7 +7,7 @@
 | twrw, grid | reduce-scatter in the host, then all-to-all between hosts | the reverse |
 | dp | | all-reduce of the gradients of all rows |
 
-Tables that do not pool have no partial sums: each block of rows sends the rows that are looked up in it, in an all-to-all.
+Tables that do not pool have no partial sums: a block of rows sends the rows that are looked up in it, in an all-to-all.
 
 Before all of them but dp, ids travel in an all-to-all. Tasks that know whole tables and columns only are costed without
 ids, as they always were. Which collectives there are is TorchRec's choice (its distributed/sharding, a file a kind);

@@ -263,7 +263,7 @@ def _check(pool: TablePool) -> None:
             raise InvalidPool(f"column {column} holds NaN or infinity: table {_first(~np.isfinite(values))}")
     for column in ("name", "dtype", "optimizer"):
         if len(told := getattr(pool, column)) != n:
-            raise InvalidPool(f"{n} tables need {n} of {column}, got {len(told)}")
+            raise InvalidPool(f"{n} tables need {n} {column}s, got {len(told)}")
     if unknown := set(pool.dtype) - ELEMENT_BYTES.keys():
         raise InvalidPool(f"unknown weight dtype {sorted(unknown)}; choose from {sorted(ELEMENT_BYTES)}")
     _check_values(pool)

@@ -131,7 +131,9 @@ def task_of_module(
     told = parameter_constraints(settings)
     lookups = lookups_of(told, configs, devices)
     if (pooling is not None) + (profile is not None) + bool(lookups) > 1:
-        raise InvalidPool("give one of pooling, profile, and constraints that tell pooling factors")
+        raise InvalidPool(
+            "lookups are told or measured: give one of pooling, profile and constraints of them, not both"
+        )
     if profile is None:
         pooling = pooling or lookups
         pool = pool_of_configs(configs, pooling, settings.get("batch"))

@@ -71,7 +71,7 @@ class TorchRecPlanner:
         return from_torchrec(sharding_plan, task)
 
     def _sharding_plan(self, task: Task) -> Any:
-        from torchrec import EmbeddingBagCollection
+        from torchrec.distributed.embedding import EmbeddingCollectionSharder
         from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
         from torchrec.distributed.planner import EmbeddingShardingPlanner
         from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
@@ -93,9 +93,9 @@ class TorchRecPlanner:
             stats=[],
             debug=False,
         )
-        module = EmbeddingBagCollection(words.configs(task), device="meta")
+        sharders: list[Any] = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
         try:
-            return sharding_planner.plan(module, [EmbeddingBagCollectionSharder()])
+            return sharding_planner.plan(words.model(task), sharders)
         except PlannerError as error:
             raise InfeasibleTask(_reason(error)) from error
 
