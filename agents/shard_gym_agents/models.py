@@ -71,20 +71,33 @@ def plan_model(
     require_torchrec()
     solver = shard_gym_agents.make(agent) if isinstance(agent, str) else agent
     planner = simulators.make(simulator) if isinstance(simulator, str) else simulator
-    constraints = parameter_constraints(settings)
-    settings.setdefault("accounting", "true")
-    if not {"kinds", "splits_allowed"} & settings.keys():
-        settings["kinds"] = _kinds(planner, devices, settings)
 
     def planned() -> tuple[Task, Plan]:
-        task = _runs(task_of_module(model, devices, memory_gb, **settings), model, device)
+        task = task_of_model(model, devices, memory_gb, simulator=planner, device=device, **settings)
         return task, solver(task, planner)
 
     (task, plan), world = of_first_rank(planned), _world_size()
     told = os.environ.get("LOCAL_WORLD_SIZE") if world else None  # by torchrun
     local = int(told) if told else task.devices_per_host
     sharding_plan = to_torchrec(plan, task, model, world_size=world, local_world_size=local, device=device)
-    return PlannedModel(task, plan, carry(sharding_plan, constraints))
+    return PlannedModel(task, plan, carry(sharding_plan, parameter_constraints(settings)))
+
+
+def task_of_model(
+    model: nn.Module,
+    devices: int,
+    memory_gb: float | Sequence[float],
+    *,
+    simulator: str | simulators.Simulator = simulators.DEFAULT,
+    device: Literal["cuda", "cpu"] = "cuda",
+    **settings: Unpack[ModelSettings],
+) -> Task:
+    """The task that `plan_model` solves: any plan of the model can be scored on it."""
+    planner = simulators.make(simulator) if isinstance(simulator, str) else simulator
+    settings.setdefault("accounting", "true")
+    if not {"kinds", "splits_allowed"} & settings.keys():
+        settings["kinds"] = _kinds(planner, devices, settings)
+    return _runs(task_of_module(model, devices, memory_gb, **settings), model, device)
 
 
 def _kinds(planner: simulators.Simulator, devices: int, settings: ModelSettings) -> tuple[str, ...]:

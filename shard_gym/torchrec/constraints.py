@@ -20,10 +20,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from shard_gym.errors import InvalidPool, InvalidTask, UnknownName
+from shard_gym.memory.shards import CACHE_LOAD_FACTOR
 from shard_gym.plan.plan import SHARES
 from shard_gym.tables.configs import IDS_PER_FEATURE, Lookup
-from shard_gym.task.constraints import KINDS, Constraints, known_kinds
-from shard_gym.torchrec.layouts import KINDS_OF, RESIDENCE_OF
+from shard_gym.task.constraints import KINDS, OF_COLUMNS, Constraints, known_kinds
+from shard_gym.torchrec.layouts import KINDS_OF, RESIDENCE_OF, shardings_of
 
 if TYPE_CHECKING:
     from torchrec.distributed.types import ShardingPlan
@@ -88,17 +89,50 @@ def limits_of(told: Mapping[str, Any], configs: Sequence[Any], settings: Mapping
     }
 
 
+def constraints_of(sharding_plan: ShardingPlan, told: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The constraints that leave TorchRec's planner one way to shard each table, that of the plan.
+
+    `told` are those that the planner had: how tables are looked up stays. With them `carry` gives a plan that was read
+    back the names and settings that a plan of ours does not hold.
+    """
+    from torchrec.distributed.planner import ParameterConstraints
+
+    found = {}
+    for name, sharding in shardings_of(sharding_plan).items():
+        shards = getattr(sharding.sharding_spec, "shards", None) or ()
+        of_columns = KINDS_OF.get(sharding.sharding_type) in OF_COLUMNS
+        found[name] = replace(
+            (told or {}).get(name) or ParameterConstraints(),
+            sharding_types=[sharding.sharding_type],
+            compute_kernels=[sharding.compute_kernel],
+            min_partition=min(shard.shard_sizes[1] for shard in shards) if of_columns else None,
+            cache_params=sharding.cache_params,
+            **{name: getattr(sharding, name) for name in CARRIED},
+        )
+    return found
+
+
 def carry(sharding_plan: ShardingPlan, told: Mapping[str, Any]) -> ShardingPlan:
-    """The plan with what constraints say of kernels, as TorchRec's planner puts it there."""
+    """The plan with what constraints say of kernels, as TorchRec's planner puts it there.
+
+    Column shards are called table_column_wise where that is all that a table may be.
+    """
     from torchrec.distributed.types import CacheParams, EmbeddingModuleShardingPlan, ShardingPlan
 
     def carried(table: str, sharding: Any) -> Any:
         if (mine := told.get(table)) is None:
             return sharding
-        cache = sharding.cache_params
-        if cache is not None:
-            cache = replace(mine.cache_params or CacheParams(), load_factor=cache.load_factor)
-        return replace(sharding, cache_params=cache, **{name: getattr(mine, name) for name in CARRIED})
+        cache, theirs = sharding.cache_params, mine.cache_params
+        usual = cache is not None and cache.load_factor == CACHE_LOAD_FACTOR
+        if usual and getattr(theirs, "load_factor", None) is None:
+            cache = theirs  # TorchRec's default, in its own words
+        elif cache is not None:
+            cache = replace(theirs or CacheParams(), load_factor=cache.load_factor)
+        kept = {name: getattr(mine, name) for name in CARRIED}
+        only = mine.sharding_types[0] if len(mine.sharding_types or ()) == 1 else ""
+        if KINDS_OF.get(only) == KINDS_OF[sharding.sharding_type]:
+            kept["sharding_type"] = only
+        return replace(sharding, cache_params=cache, **kept)
 
     return ShardingPlan(
         {
