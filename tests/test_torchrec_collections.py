@@ -1,5 +1,7 @@
 """Sequences, weighted ids, feature processors and constraints: what TorchRec counts, and plans of whole models."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -68,6 +70,16 @@ def test_times_and_bytes_of_every_option_are_those_of_torchrec(seed):
     hbm, ddr = shard_bytes(task, mine)
     assert [(s.storage.hbm, s.storage.ddr) for s in theirs] == list(zip(hbm.tolist(), ddr.tolist(), strict=True))
     assert {o.sharding_type for o in options if o.name == "table_0"} >= {"row_wise", "table_wise", "data_parallel"}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adam", "adagrad", "partial_rowwise_lamb"])
+def test_true_bytes_are_no_less_than_torchrecs_of_tables_in_device_memory(optimizer):
+    for seed in range(5):
+        task = replace(drawn(seed), residences=("hbm",))
+        task = replace(task, tables=task.tables.with_(optimizer=[optimizer] * 4))
+        mine = words.TaskStorage(task)._shards(options_of(task))
+        theirs, true = (shard_bytes(replace(task, accounting=name), mine)[0] for name in ("torchrec", "true"))
+        assert (theirs <= true).all()
 
 
 def test_rows_of_a_sequence_are_sent_by_the_rank_that_has_them():

@@ -111,13 +111,14 @@ CRITEO += [976, 14, 40_000_000, 40_000_000, 40_000_000, 590152, 12973, 108, 36]
 def test_criteos_default_plan_is_scored():
     """26 tables of 16 columns on 4 ranks: TorchRec's planner copies the tiny ones."""
     model = bags(CRITEO, [16] * 26)
-    theirs = planner_of(4, 4, None).plan(model, default_sharders())
+    theirs = planner_of(4, 4, None, batch=512).plan(model, default_sharders())
     types = Counter(s.sharding_type for s in theirs.plan["tables"].values())
     assert types["data_parallel"] > 0 and sum(types.values()) == 26
     judge = simulators.make("torchrec:cuda-v1")
-    task, ours, _ = models.plan_model(model, 4, 32, batch=4 * 64, agent="cost-greedy", simulator=judge)
+    task, ours, _ = models.plan_model(model, 4, 32, batch=4 * 512, agent="cost-greedy", simulator=judge)
     plan = from_torchrec(theirs, task)
     assert Counter(plan.kind)["dp"] == types["data_parallel"]
+    assert carry(to_torchrec(plan, task, model), constraints_of(theirs)) == theirs
     assert score(task, ours, judge).makespan <= score(task, plan, judge).makespan
 
 

@@ -113,10 +113,10 @@ def _runs(task: Task, model: nn.Module, device: str) -> Task:
     """The task with the kinds of each table that TorchRec runs for its collection."""
     told = dict(task.constraints.kinds)
     runs = [kinds_run(collection, device) for collection in collections_of(model) for _ in collection.configs]
-    kinds = {t: [k for k in told.get(t, KINDS) if k in known] for t, known in enumerate(runs)}
+    kinds = {t: tuple(k for k in told.get(t, KINDS) if k in known) for t, known in enumerate(runs)}
     if set(task.kinds_allowed) <= {"tw"}:
         return task
-    limited = [(t, left) for t, left in kinds.items() if not set(task.kinds_allowed) <= set(left)]
+    limited = tuple((t, left) for t, left in kinds.items() if not set(task.kinds_allowed) <= set(left))
     return replace(task, constraints=replace(task.constraints, kinds=limited))
 
 

@@ -158,7 +158,7 @@ class TablePool:
         """The tables at `indices`, in that order, repeats are legal; or those where a mask, (N,) bool, is true."""
         picked = _picked(indices, len(self))
         columns = {c: getattr(self, c)[picked] for c in (*_DTYPES, *_SHARES, *_FLAGS)}
-        texts = {c: tuple(getattr(self, c)[i] for i in picked) for c in ("name", "dtype", "optimizer")}
+        texts: dict[str, Any] = {c: tuple(getattr(self, c)[i] for i in picked) for c in ("name", "dtype", "optimizer")}
         return TablePool(**columns, **texts, reference_batch=self.reference_batch)
 
     def with_(self, **columns: Any) -> TablePool:

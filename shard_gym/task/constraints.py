@@ -44,7 +44,7 @@ class Constraints:
             object.__setattr__(self, "kinds", tuple((whole(t), known_kinds(kinds)) for t, kinds in self.kinds))
             object.__setattr__(self, "residences", tuple((whole(t), _names(told)) for t, told in self.residences))
             object.__setattr__(self, "shares", tuple((whole(t), float(share)) for t, share in self.shares))
-            object.__setattr__(self, "least_columns", tuple(_wholes(pair) for pair in self.least_columns))
+            object.__setattr__(self, "least_columns", tuple((whole(t), whole(n)) for t, n in self.least_columns))
         except (TypeError, ValueError) as error:
             raise InvalidTask(
                 f"constraints name tables and devices by whole numbers, kinds as (table, (kind, ...)): {error}"
@@ -53,8 +53,8 @@ class Constraints:
             raise InvalidTask(f"a pin is a table and its device, got {bad[0]}")
         if self.max_moves is not None and self.max_moves < 0:
             raise InvalidTask(f"max_moves must not be negative, got {self.max_moves}")
-        if bad := [share for share in self.shares if not 0 < share[1] <= 1]:
-            raise InvalidTask(f"the share of table {bad[0][0]}'s cache is above 0 and at most 1, got {bad[0][1]}")
+        if odd := {t: share for t, share in self.shares if not 0 < share <= 1}:
+            raise InvalidTask(f"the share of a table's cache is above 0 and at most 1, got {odd} by table")
 
     @property
     def of_forms(self) -> tuple[Any, ...]:
@@ -64,7 +64,7 @@ class Constraints:
     @property
     def beside_forms(self) -> Constraints:
         """The other rules."""
-        return replace(self, **dict.fromkeys(FORMS, ()))
+        return replace(self, kinds=(), residences=(), shares=(), least_columns=())
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; rules on forms only where there are any, as they came later."""

@@ -313,8 +313,8 @@ def _check_kinds(task: Task) -> None:
 def _check_kinds_left(task: Task) -> None:
     c = task.constraints
     held = {t for t, _ in c.pin} | {t for group in c.together for t in group}
-    for table, told in c.residences:
-        in_order(f"residence of table {table}", told, RESIDENCES)
+    for table, lives in c.residences:
+        in_order(f"residence of table {table}", lives, RESIDENCES)
     for table in sorted({t for t, _ in (*c.kinds, *c.residences)} | set(c.no_split) | held):
         left, what = task.kinds_of(table), f"table {table} ({task.tables.name[table]!r})"
         if not left or (not task.residences_of(table) and left != ("dp",)):

@@ -60,7 +60,7 @@ def lookups_of(told: Mapping[str, Any], configs: Sequence[Any], devices: int) ->
                 f"constraints of {config.name!r}: {', '.join(_LOOKED_UP)} are one number for each of its {n} features"
             )
         for feature, *numbers in zip(config.feature_names, ids, bags, batches, strict=True):
-            lookup = _lookup(*numbers, devices)
+            lookup = _lookup(numbers, devices)
             if found.setdefault(feature, lookup) != lookup:
                 raise InvalidPool(f"constraints tell feature {feature!r} in two ways, the second of {config.name!r}")
     return found
@@ -79,7 +79,9 @@ def limits_of(told: Mapping[str, Any], configs: Sequence[Any], settings: Mapping
         share = getattr(mine.cache_params, "load_factor", None)
         shares += [(table, float(share))] if share is not None else []
         least += [(table, int(mine.min_partition))] if mine.min_partition else []
-    rules = Constraints(kinds=limits, residences=residences, shares=shares, least_columns=least)
+    rules = Constraints(
+        kinds=tuple(limits), residences=tuple(residences), shares=tuple(shares), least_columns=tuple(least)
+    )
     named = {kind for _, kinds in rules.kinds for kind in kinds}
     where = {residence for _, lives in rules.residences for residence in lives}
     return {
@@ -191,6 +193,7 @@ def _usual(mine: Any) -> bool:
     return list(mine.pooling_factors) == [IDS_PER_FEATURE] and not mine.num_poolings and not mine.batch_sizes
 
 
-def _lookup(ids: float | None, bags: float | None, batch: int | None, devices: int) -> Lookup:
+def _lookup(numbers: Sequence[Any], devices: int) -> Lookup:
+    ids, bags, batch = numbers
     own = None if batch is None else int(batch) * devices
     return Lookup(IDS_PER_FEATURE if ids is None else float(ids), 1.0 if bags is None else float(bags), own)

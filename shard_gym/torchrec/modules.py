@@ -189,11 +189,9 @@ def _walk(module: nn.Module) -> Iterator[Collection]:
                 f"{paths[id(part)]!r} and {path!r} are one collection, whose tables would be counted twice"
             )
         paths[id(part)] = path
-        pooled = type(part) is EmbeddingBagCollection
+        pooled, (path, whole) = type(part) is EmbeddingBagCollection, processed.get(id(part), (path, part))
         configs = part.embedding_bag_configs() if pooled else part.embedding_configs()
-        yield Collection(
-            *processed.get(id(part), (path, part)), part, tuple(configs), pooled, pooled and part.is_weighted()
-        )
+        yield Collection(path, whole, part, tuple(configs), pooled, pooled and part.is_weighted())
 
 
 def _check_other(path: str, part: Any) -> None:
