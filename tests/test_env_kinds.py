@@ -32,7 +32,7 @@ from tests.env_helpers import Slow, play
 HOSTS = Links(port=6e8, uplink=1e8, group=2)
 HOST, ROWS, COPY, HALVE, CACHE = 4, 6, 7, 8, 9  # on four devices of two hosts
 SIMULATORS = {name: simulators.make(name) for name in ("torchrec:cuda-v1", "roofline:h100-v1")}
-few = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -170,14 +170,18 @@ def tasks(draw, binding=None):
         pin, apart = ((0, int(rng.integers(k))),), ((0, n - 1),) if n > 1 and k > 1 else ()
         together = ((1, 2),) if n > 3 else ()
         constraints, kept = Constraints(pin, together, apart, no_split=(n - 1,)), kept | {"tw"}
+    apart_from_hbm = {"cached", *residences}  # under "kernel" there are no kinds but columns: residences are the news
+    objective = draw(st.sampled_from(["iteration", "iteration", "kernel"]))
+    kernel = objective == "kernel"
     return Task(
         pool,
         tuple((memory * rng.uniform(0.8, 1.2, k) / k).astype(int).tolist()),
-        "iteration",
+        objective,
         int(rng.integers(64, 4096)),
+        speed=tuple(rng.uniform(0.5, 2, k)) if draw(st.booleans()) else (),
         links=Links(port=6e8, uplink=1e8, group=group) if hosts else None,
-        kinds=tuple(kept),
-        residences=residences,
+        kinds=("tw", "cw") if kernel else tuple(kept),
+        residences=tuple(apart_from_hbm) if kernel else residences,
         host_memory=int(1e12 if roomy else memory / k),
         accounting=draw(st.sampled_from(["weights", "training", "torchrec", "true"])),
         constraints=constraints,
@@ -288,7 +292,7 @@ def test_gymnasium_finds_nothing_wrong(observation):
     check_env(env_of(one_table(), observation=observation), skip_render_check=True)
 
 
-def test_tables_of_ones_own():
+def test_tables_of_ones_own(monkeypatch):
     pool = make_pool(rows=[10, 20_000, 30, 40, 50, 60], dim=16, pooling=2)
     told = {"tables": pool, "devices": 4, "memory_gb": 1e6 / 2**30, "tables_per_task": 3, "num_tasks": 6}
     told |= {"unseen": False, "links": HOSTS, "kinds": KINDS}
@@ -297,6 +301,7 @@ def test_tables_of_ones_own():
     _, infos = envs.reset(seed=0)
     large = [task for task in envs.unwrapped.bank.tasks if task.tables.rows.max() == 20_000]
     assert large and infos["action_mask"].shape == (2, 10)  # 1,280,000 bytes: whole it fits nowhere
+    monkeypatch.setattr("shard_gym.envs.own.TRIES", 20)
     with pytest.raises(InfeasibleTask, match="no task of 3 tables"):
         gym.make("ShardGym-Own", **told | {"memory_gb": 1e3 / 2**30})
 

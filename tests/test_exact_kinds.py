@@ -14,7 +14,9 @@ from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.plan.violations import violations
 from shard_gym.results.evaluate import score
 from shard_gym.simulators.base import counted, plan_latency
+from shard_gym.simulators.roofline import COUNT
 from shard_gym.task.constraints import KINDS, Constraints
+from shard_gym.task.links import Links
 from shard_gym_agents.search.choices import Choices, Option
 from shard_gym_agents.search.exact import Milp, decide
 from shard_gym_agents.search.kinds import random_options
@@ -150,3 +152,50 @@ def test_the_critical_path_is_solved_as_well_as_by_brute_force():
     best = min(found.makespan for found in worth if found.feasible)
     found = PATIENT.solve(task, TORCHREC)
     assert found.makespan == pytest.approx(best, rel=2e-4) and found.bound <= best <= found.bound * 1.001
+
+
+ANY_LINKS = st.builds(
+    Links,
+    port=st.floats(1e5, 1e9),
+    latency_ms=st.sampled_from([0.0, 0.5]),
+    group=st.just(2),
+    uplink=st.sampled_from([1e6, 1e8, np.inf]),
+    fabric=st.sampled_from([1e7, np.inf]),
+    peer_to_peer=st.booleans(),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 10**6), ANY_LINKS, st.booleans(), st.sampled_from(["roofline:h100-v1", "roofline:rtx2080ti-x4-v1"])
+)
+def test_floors_of_a_roofline_are_below_every_devices_cost(seed, links, several, simulator):
+    """A device pays for what it holds, whatever others do."""
+    planner, rng = simulators.make(simulator), np.random.default_rng(seed)
+    kinds = {"kinds": KINDS, "residences": ("hbm", "cached"), "host_memory": 10**9} if several else {"kinds": ()}
+    speed = () if seed % 2 else tuple(rng.uniform(0.5, 2, 4))
+    task = replace(drawn(0), links=links, speed=speed, **kinds)
+    held = rng.uniform(0, 1e3, (4, planner.floors(task)[0].shape[1])) * (rng.random((4, 1)) < 0.7)
+    held *= rng.random(held.shape) < 0.7
+    held[0] = 1.0  # one device at least has tables
+    held[:, COUNT] = held.any(axis=1)
+    cost, least = planner.decode(task, held).cost("iteration"), planner.least_ms(task)
+    for floor, average in zip(planner.floors(task), planner.averages(task), strict=True):
+        assert ((floor * held).sum(axis=1) <= (cost - least) * (1 + 1e-9)).all()
+        assert (average >= floor * (1 - 1e-12)).all()
+        share = np.array(task.speed) / sum(task.speed)
+        assert share @ (average * held).sum(axis=1) <= share @ (cost - least) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+@pytest.mark.parametrize("simulator", ["roofline:h100-v1", "roofline:a100-x32-roce-v2"])
+def test_no_plan_of_two_tables_is_faster_than_a_rooflines_bound(seed, simulator):
+    planner, task = simulators.make(simulator), drawn(seed, 2, 0.8)
+    choices = Choices(task, lambda shards: planner.embed_shards(task, shards))
+    every = product(*([Option(0.0, *one) for one in options_of(choices.forms, t)] for t in range(2)))
+    fits = [chosen for chosen in map(dict, map(enumerate, every)) if not violations(task, choices.plan(chosen))]
+    sums = np.stack([choices.sums(chosen) for chosen in fits])
+    makespans = planner.decode(task, sums).makespan("iteration")
+    assert 0 < lower_bound(task, planner) <= makespans.min()
+    found = Milp(budget=0.5).solve(task, planner)
+    assert lower_bound(task, planner) * (1 - 1e-4) <= found.bound <= makespans.min()

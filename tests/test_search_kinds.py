@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import shard_gym_agents
 from shard_gym import Task, make_pool, simulators
 from shard_gym.bounds import certificate, lower_bound
+from shard_gym.bounds.prices import prices
 from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.memory.usage import bytes_used, device_sums
 from shard_gym.plan.feasibility import disproof, quick
@@ -20,7 +21,9 @@ from shard_gym.plan.violations import violations
 from shard_gym.results.evaluate import score
 from shard_gym.task.constraints import KINDS, Constraints
 from shard_gym.task.links import Links
-from shard_gym_agents.search.kinds import searched
+from shard_gym_agents.search.kinds import Search, searched
+from shard_gym_agents.search.kinds_greedy import greedy_board, of_few_kinds
+from shard_gym_agents.search.kinds_swaps import even_out
 from shard_gym_agents.search.state import Budget
 
 TORCHREC = simulators.make("torchrec:cuda-v1")
@@ -202,3 +205,64 @@ def test_one_dear_table_binds():
     bound = certificate(task, TORCHREC)
     assert (bound.resource, bound.table) == ("one table", 2)
     assert score(task, solved("auto", task), TORCHREC).makespan == pytest.approx(bound.makespan, rel=1e-6)
+
+
+def test_links_bind_where_they_are_slow():
+    task = drawn(2, 8, 0.3, links=Links(port=1e4, uplink=1e3, group=2))
+    bound = lower_bound(task, ROOFLINE)
+    best = score(task, solved("auto", task, ROOFLINE), ROOFLINE).makespan
+    quick = lower_bound(replace(task, links=HOSTS), ROOFLINE)
+    assert 10 * quick < bound <= best
+
+
+def test_no_shard_of_a_plan_as_fast_as_the_bound_is_slower():
+    """Two tables, three devices: alone the dearer takes 3 ms, in halves on two devices 2.2 ms each."""
+    task = drawn(0, 2, 0.1, kinds=("tw", "cw"))
+    task = replace(
+        task, tables=task.tables.with_(dim=np.array([24, 24], np.int32)), memory=(2**30,) * 3, links=None, speed=()
+    )
+    forms = Forms.of(task, lambda shards: np.zeros((len(shards.rows), 1)))
+    loads = np.full((len(forms.table), 4, 3), np.inf)
+    whole, halves = forms.first[:-1], forms.first[:-1] + 1
+    loads[:, DEVICE] = 9.0
+    loads[whole, DEVICE] = np.array([[3.0], [1.0]])
+    loads[halves, DEVICE] = np.array([[2.2], [0.9]])
+    found = prices(forms, loads)
+    assert found.bound == pytest.approx(2.2, rel=1e-4)  # the mean is 4/3 ms, or 1.8 without the slow shard
+    free = prices(replace(forms, may=forms.may & (forms.level == 0)[:, None]), loads)
+    assert free.bound == 3.0 and free.table == 0
+
+
+def test_few_kinds_where_each_costs_a_wait():
+    task = drawn(2, 24, objective="torchrec-critical-path", batch=8192)
+    dim = np.random.default_rng(2).choice([32, 64, 128, 256, 512], 24).astype(np.int32)
+    tables = task.tables.with_(dim=dim)
+    task = replace(task, tables=tables, memory=(int(tables.weight_bytes.sum() / 4 / 0.5),) * 4)
+    search = Search(task, TORCHREC, Budget(0, 20_000))
+    board = greedy_board(search)
+    of_all, kinds = search.makespan, search.choices.kinds
+    _, may = of_few_kinds(search, board, np.random.default_rng(0))
+    left, all_kinds = set(kinds[may].tolist()), set(kinds[search.choices.may].tolist())
+    assert left < all_kinds and search.choices.suffice(may)
+    assert lower_bound(task, TORCHREC) <= search.makespan < of_all
+
+
+def test_swaps_make_loads_even_and_keep_to_memory():
+    task = drawn(7, 40, 0.9, kinds=("tw", "rw"))
+    search = Search(task, TORCHREC, Budget(0, 10**6))
+    board = greedy_board(search)
+    before = board.longest
+    assert even_out(board, np.random.default_rng(0)) and board.longest < before
+    assert (board.free >= 0).all()
+    load = board.load.copy()
+    board.settle()
+    np.testing.assert_allclose(board.load, load, rtol=1e-9)
+    assert violations(task, search.choices.plan(board.chosen)) == []
+
+
+def test_tables_and_columns_are_where_a_search_by_asking_begins():
+    task = replace(drawn(3, 24, 0.1), links=Links(port=1e6, uplink=1e4, group=2))
+    flat = replace(task, kinds=("tw", "cw"))
+    found = score(task, solved("auto", task, ROOFLINE, calls=20_000), ROOFLINE).makespan
+    start = solved("auto", flat, ROOFLINE, calls=8_000)
+    assert found <= score(task, start, ROOFLINE).makespan * 1.01

@@ -58,6 +58,11 @@ FROZEN = {
     "mixed-20to119x8-split": "ec243a22882e4fe9",
     "tightmix-80x8-split": "e02a24d9b3b4c4b9",
     "prod-1000x128-split": "8ec590a11d66fa29",
+    "core-80x8-allkinds": "cb6c6923f51a89fc",
+    "tight-80x8-allkinds": "66143de28f79da55",
+    "tightmix-80x8-allkinds": "82263fb9818f8398",
+    "wide-300x16-allkinds": "da0df8eb9f1e853e",
+    "prod-1000x128-allkinds": "9acc621259533b9d",
 }
 
 
@@ -87,7 +92,7 @@ def test_tasks_are_what_the_suite_says(key):
     assert 0 <= suite.bound_share() <= 1
 
 
-@pytest.mark.parametrize("key", [k for k in SUITES if k.startswith(("core", "tight", "hetero", "prod"))])
+@pytest.mark.parametrize("key", [k for k in SUITES if k.startswith(("core", "tight", "hetero", "wide", "prod"))])
 def test_core_suites_test_on_tables_never_trained_on(key):
     suite = SUITES[key]
     assert suite.num_tasks("test") >= 100

@@ -30,7 +30,7 @@ def banks(draw):
     memory = [tuple(int(sum(task.memory) / first.num_devices) for _ in first.memory) for task in others]
     same = []
     for task, told in zip(others, memory, strict=True):
-        kinds = task.kinds if first.links else tuple(k for k in task.kinds if k not in ("twrw", "grid"))
+        kinds = task.kinds if first.links else tuple(k for k in task.kinds_allowed if k not in ("twrw", "grid"))
         pin = tuple((table, device % first.num_devices) for table, device in task.constraints.pin)
         apart = task.constraints.apart if first.num_devices > 1 else ()
         rules = replace(task.constraints, pin=pin, apart=apart)

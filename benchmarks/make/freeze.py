@@ -36,7 +36,7 @@ from shard_gym_agents.solvers.solver import require_fast
 OWN = [suite for suite in SUITES.values() if not suite.bank]  # the others show the tasks of one of these
 DATA = Path(__file__).parents[2] / "shard_gym" / "data"
 POOLS = [(0, 856), (1, 856), (2, 856), (3, 856), (4, 1000), (5, 1000), (6, 1000)]
-REFERENCE_PLANS = 1_000
+REFERENCE_PLANS, PLANS_OF_KINDS = 1_000, 100
 MIXED_DIMS = np.array([4, 8, 16, 32, 64, 128])
 # Memory of each device over the mean load, of suites of all kinds. Below 1 some rows live in the host's memory.
 SHARE_OF_LOAD = {
@@ -45,6 +45,7 @@ SHARE_OF_LOAD = {
     "wide-300x16-allkinds": 0.4,
 }
 WIDE_DIMS, MOST_DOUBLINGS = np.array([4, 8, 16, 32, 64, 128, 256, 512]), 8
+LARGEST_A100 = 80 * GB
 PROD_DIMS, PROD_SHARES = np.array([32, 64, 128, 256, 512, 768]), np.array([0.3, 0.25, 0.2, 0.13, 0.08, 0.04])
 
 
@@ -94,6 +95,7 @@ def freeze_references() -> None:
     path = DATA / "references.npz"
     known = dict(np.load(path)) if path.exists() else {}
     for number, suite in enumerate(OWN):
+        before = len(known)
         for simulator_id in {suite.planner, suite.judge}:
             simulator = simulators.make(simulator_id)
             for split in SPLITS:
@@ -108,7 +110,8 @@ def freeze_references() -> None:
             planner = simulators.make(suite.planner)
             known[key] = np.mean([_bound_by_one(task, planner) for task in suite.tasks("test")])
             print(f"{key}: {known[key]:.0%} of test tasks")
-    _save(path, known)
+        if len(known) > before:
+            _save(path, known)
 
 
 def _counts(suite: Suite) -> dict[str, int]:
@@ -204,13 +207,16 @@ def _draw_tight(suite: Suite, pool: TablePool, deck: Deck, rng: np.random.Genera
 
 
 def _draw_wide(suite: Suite, pool: TablePool, deck: Deck, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Rows doubled now and then, from millions to 10**9; some tables are larger than a device."""
-    ids, dims = deck.deal(suite.num_tables), rng.choice(WIDE_DIMS, suite.num_tables)
-    doublings = np.minimum(np.rint(rng.exponential(1.2, len(ids))), MOST_DOUBLINGS).astype(np.int64)
-    tables = with_doubled_rows(pool.take(ids).with_(dim=dims, dtype=(suite.dtype,) * len(ids)), doublings)
-    roomy = Task(tables, (2**60,) * suite.num_devices, optimizer=suite.optimizer, accounting=suite.accounting)
-    capacity = _capacity(SHARE_OF_LOAD[suite.key], roomy)
-    return {"tables": ids, "dims": dims, "doublings": doublings, "memory": np.array(capacity)}
+    """Rows doubled now and then, from millions to 10**9, some tables larger than a device; drawn again until devices
+    are no larger than there are."""
+    while True:
+        ids, dims = deck.deal(suite.num_tables), rng.choice(WIDE_DIMS, suite.num_tables)
+        doublings = np.minimum(np.rint(rng.exponential(1.2, len(ids))), MOST_DOUBLINGS).astype(np.int64)
+        tables = with_doubled_rows(pool.take(ids).with_(dim=dims, dtype=(suite.dtype,) * len(ids)), doublings)
+        roomy = Task(tables, (2**60,) * suite.num_devices, optimizer=suite.optimizer, accounting=suite.accounting)
+        capacity = _capacity(SHARE_OF_LOAD[suite.key], roomy)
+        if capacity <= LARGEST_A100 and (table_bytes(roomy) > capacity).any():
+            return {"tables": ids, "dims": dims, "doublings": doublings, "memory": np.array(capacity)}
 
 
 def _capacity(share: float, task: Task) -> int:
@@ -231,11 +237,10 @@ def _scaling(suite: Suite, drawn: list[dict[str, np.ndarray]]) -> np.ndarray:
 
 def _random_makespan(task: Task, simulator: simulators.Simulator, rng: np.random.Generator) -> float:
     """Tasks that no known plan solves without splits take uniform placements, full devices or not."""
+    if beyond_columns(task):
+        return float(random_makespans(task, require_fast(simulator), PLANS_OF_KINDS, rng).mean())
     makespans = []
     for _ in range(10):  # in parts, to bound memory at 1000 x 128
-        if beyond_columns(task):
-            makespans.append(random_makespans(task, require_fast(simulator), REFERENCE_PLANS // 10, rng))
-            continue
         try:
             placements = random_placements(task, REFERENCE_PLANS // 10, rng)
         except InfeasibleTask:
@@ -245,15 +250,15 @@ def _random_makespan(task: Task, simulator: simulators.Simulator, rng: np.random
 
 
 def _bound_by_one(task: Task, planner: simulators.Simulator) -> bool:
+    bound = certificate(task, planner) if beyond_columns(task) else None
+    if bound is not None and bound.table is None:
+        return False
     try:
         plan = make("cost-greedy")(task, planner)
     except InfeasibleTask:  # memory binds
         return False
-    makespan = plan_latency(planner, task, plan).makespan(task.objective)
-    if beyond_columns(task):
-        bound = certificate(task, planner)
-        return bound.table is not None and bound.makespan >= 0.95 * makespan
-    return bool(simulators.single_costs(planner, task).max() >= 0.95 * makespan)
+    least = simulators.single_costs(planner, task).max() if bound is None else bound.makespan
+    return bool(least >= 0.95 * plan_latency(planner, task, plan).makespan(task.objective))
 
 
 def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:

@@ -86,13 +86,17 @@ def certificate(task: Task, simulator: Simulator, budget: float = 1.0) -> Bound:
 
 
 def _of_kinds(task: Task, simulator: FastSimulator) -> Bound:
-    """The bound of a task of all kinds: every sum that is no more than a device's cost, shared out over devices."""
+    """The bound of a task of all kinds: every sum that is no more than a device's cost, shared out over devices.
+
+    Where devices wait for each other they cost more on average than by their own shards.
+    """
     if not (floors := simulator.floors(task)):
         raise no_bound(simulator)
     if why := disproof(task):
         raise InfeasibleTask(why)
     forms = Forms.of(task, lambda shards: simulator.embed_shards(task, shards))
-    found = [prices(forms, forms.loads(floor)) for floor in floors]
+    each = zip(floors, simulator.averages(task), strict=True)
+    found = [prices(forms, forms.loads(floor), forms.loads(average)) for floor, average in each]
     best = max(found, key=lambda p: p.bound)
     resource, method = "compute", "all work shared out, each table sharded as is cheapest"
     if best.table is not None:
@@ -100,7 +104,8 @@ def _of_kinds(task: Task, simulator: FastSimulator) -> Bound:
     elif best.price.any():
         resource, method = "memory", f"{method} at the price of memory"
     fill = float(table_bytes(task).sum() / task.capacity.sum())
-    return Bound(best.bound * SAFETY, resource, method, best.table, fill=fill)
+    makespan = best.bound * SAFETY + simulator.least_ms(task)
+    return Bound(makespan, resource, method, best.table, fill=fill)
 
 
 class _Reached:

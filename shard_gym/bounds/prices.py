@@ -37,13 +37,14 @@ class Prices:
     excess: np.ndarray  # (R, 4) ms that a form and choice adds to the bound, over the cheapest of the table's
 
 
-def prices(forms: Forms, loads: np.ndarray) -> Prices:
+def prices(forms: Forms, loads: np.ndarray, average: np.ndarray | None = None) -> Prices:
     """The best bound on the slowest device's cost, from loads as `Forms.loads` tells them, and its prices.
 
-    Every table must fit by some choice, see `disproof`.
+    Every table must fit by some choice, see `disproof`. `average` are loads that devices have in the mean, where these
+    are more.
     """
     dearest = _dearest(forms, loads)
-    cost = _totals(forms, loads)
+    cost = _totals(forms, loads if average is None else average)
     alone = np.minimum.reduceat(dearest.min(axis=1), forms.first[:-1])
     table, relaxed = int(alone.argmax()), Relaxed(forms, cost)
     low = max(relaxed.mean, float(alone[table]))  # no plan is faster

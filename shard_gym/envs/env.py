@@ -44,9 +44,10 @@ class ShardingEnv(gym.Env[Any, Any]):
 
     `gym.make("ShardGym-Core-60x4-Flat", split="train")`, or `ShardingEnv(tasks=[my_task, ...])`.
 
-    An action is the device of the next table; on `-Split` ids action K halves its columns. `info["action_mask"]` and
-    `action_masks()` say where it may go. A table may be put elsewhere: the penalty comes at the end. Which task an
-    episode plays follows from the seed; `reset(options={"task": task})` plays that one.
+    An action is the device of the next table; on `-Split` ids action K halves its columns; tasks of more kinds of
+    sharding have more actions. `info["action_mask"]` and `action_masks()` say where it may go. A table may be put
+    elsewhere: the penalty comes at the end. Which task an episode plays follows from the seed;
+    `reset(options={"task": task})` plays that one.
 
     `observation`: "table" (default; the papers' 22 numbers, which do not show the devices), "full", "ahead", "flat"
     (one row of numbers, for feed-forward policies) or "set" (all tables). `reward`: "latency" (at the end, minus the

@@ -58,9 +58,16 @@ def _sizes(task: Task) -> Forms:
 
 
 def evenly(task: Task) -> Plan | None:
-    """Plan that spreads each table as evenly as it may be, the largest first: by rows over all devices, or those of
-    a host, in the most pieces, or whole."""
+    """Plan that spreads each table as evenly as it may be, see `even_choices`; None if tables find no room."""
     forms = _sizes(task)
+    chosen = even_choices(forms)
+    return None if chosen is None else forms.plan(chosen)
+
+
+def even_choices(forms: Forms) -> list[tuple[int, int, list[int]]] | None:
+    """Form, choice and targets of each table, the largest first: by rows over all devices, or those of a host, in the
+    most pieces, or whole; None if tables find no room."""
+    task = forms.task
     size, free = forms.bytes, np.stack(rooms(task))
     chosen: list[tuple[int, int, list[int]]] = [(0, 0, [])] * task.num_tables
     for t in np.argsort(-table_bytes(task), kind="stable").tolist():
@@ -75,7 +82,7 @@ def evenly(task: Task) -> Plan | None:
         if placed is None:
             return None
         chosen[t], free = placed
-    return forms.plan(chosen)
+    return chosen
 
 
 def _spread(

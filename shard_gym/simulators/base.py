@@ -165,7 +165,7 @@ class FastSimulator:
         return [] if (rates := self.rates(task)) is None else [rates]
 
     def floors(self, task: Task) -> list[np.ndarray]:
-        """Weights as of `rates` that give no more than a device costs, or than they average to, for bounds."""
+        """Weights as of `rates` that give no more than each device costs, for bounds."""
         if (rates := self.rates(task)) is not None:
             return [rates]
         maxima = self.maxima("both")
@@ -174,6 +174,14 @@ class FastSimulator:
         width = self.embed_shards(task, Shards.whole(Tables.of_task(task))).shape[1]
         counts = [np.bincount(columns, minlength=width).astype(np.float64) for columns in maxima.sums]
         return [np.multiply.outer(task.ms_per_us, count) for count in counts]
+
+    def averages(self, task: Task) -> list[np.ndarray]:
+        """Weights as of `floors`, one by one no less: devices cost so much on average, as they wait for each other."""
+        return self.floors(task)
+
+    def least_ms(self, task: Task) -> float:
+        """Milliseconds that a step takes on every device beside `floors` and `averages`, whatever the plan."""
+        return 0.0
 
     def factors(self) -> Factors | None:
         """The costs as products of sums and growing factors, for bounds; None: they are not."""

@@ -16,6 +16,8 @@ how long one takes is said in `shard_gym.task.links`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from shard_gym.memory.shards import CACHED, ID_BYTES, ID_WEIGHT_BYTES, IN_UVM, Shards
@@ -30,7 +32,7 @@ POOLED_BYTES = 4  # of a pooled number: fp32
 MIB = 2.0**20  # columns of bytes are in MiB: their grain is 64 bytes
 MIB_BATCH = 2**20 // POOLED_BYTES  # samples of which a column is one MiB
 # Columns: of pooled rows, by collective; then MiB of copied tables, of ids, and to and from the host's memory.
-ROWS, HOST_ROWS, COPIES, IDS, FETCHED, UPDATED = range(6)
+MOVED = ROWS, HOST_ROWS, COPIES, IDS, FETCHED, UPDATED = tuple(range(6))
 
 
 def mixed(task: Task) -> bool:
@@ -88,6 +90,34 @@ def comm_ms(links: Links, batch: int, columns: np.ndarray, moved: np.ndarray) ->
     both += links.rings_in_groups_ms(in_host) + links.between_groups_ms(in_host)
     ids = _exchanged(links, moved[..., IDS], MIB_BATCH)  # summed in MiB, which is exact in any order
     return both + ids, both + 2 * links.ring_ms(moved[..., COPIES] * MIB)
+
+
+def least_comm_ms(links: Links, batch: int, devices: int) -> np.ndarray:
+    """Communication of both passes that each device has for what it holds itself, (K, 7) ms a unit of each column.
+
+    Columns are those of whole tables, then those of `traffic`. What others hold makes none of it sooner.
+    """
+    return _comm_of_units(links, batch, np.eye(devices))
+
+
+def even_comm_ms(links: Links, batch: int, devices: int) -> np.ndarray:
+    """The same of devices that hold as much as each other, (K, 7): on average no other way is sooner.
+
+    It takes groups of one size: devices can be exchanged then, and times are convex, so what all have in the mean of
+    all exchanges is no more than the mean of what they have.
+    """
+    return _comm_of_units(links, batch, np.ones((devices, devices)))
+
+
+def _comm_of_units(links: Links, batch: int, held: np.ndarray) -> np.ndarray:
+    """Communication of each device in a plan of its own, where devices hold so many units, (K, K), of one column."""
+    sooner, columns, found = replace(links, latency_ms=0.0), 1 + len(MOVED), []
+    for column in range(columns):
+        units = np.zeros((*held.shape, columns))
+        units[..., column] = held
+        both = comm_ms(sooner, batch, units[..., 0], units[..., 1:])
+        found.append(np.diagonal(both[0] + both[1]))
+    return np.stack(found, axis=1)
 
 
 def _exchanged(links: Links, columns: np.ndarray, batch: int) -> np.ndarray:

@@ -8,6 +8,7 @@ to what narrow rows were measured to take (benchmarks.papers prints ours beside 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -15,7 +16,19 @@ import numpy as np
 
 from shard_gym.memory.shards import CACHED, ID_WEIGHT_BYTES, IN_UVM, Shards, Tables
 from shard_gym.simulators.base import PASSES, FastSimulator, Latency, Maxima, refuse_objective
-from shard_gym.simulators.collectives import HOST_LINK, columns_sent, comm_ms, host_ms, mixed, traffic
+from shard_gym.simulators.collectives import (
+    FETCHED,
+    HOST_LINK,
+    MIB,
+    UPDATED,
+    columns_sent,
+    comm_ms,
+    even_comm_ms,
+    host_ms,
+    least_comm_ms,
+    mixed,
+    traffic,
+)
 from shard_gym.simulators.lookups import Lookups, sectors
 from shard_gym.simulators.networks import on_grid
 from shard_gym.tables.histograms import kept_share
@@ -136,6 +149,32 @@ class Roofline(FastSimulator):
     def all_to_all(self, task: Task) -> tuple[Links, int] | None:
         """The task's wires or the preset's, and the task's batch; None of tasks that have other collectives."""
         return None if mixed(task) else (task.links or self.hardware.links, task.batch)
+
+    def floors(self, task: Task) -> list[np.ndarray]:
+        """Sums of computation, with rows that come from the host's memory and what a device's own shards send."""
+        return self._with_comm(task, least_comm_ms)
+
+    def averages(self, task: Task) -> list[np.ndarray]:
+        """The same with what devices send if all hold as much, where they are alike, and so are their groups."""
+        group = (task.links or self.hardware.links).group
+        alike = len(set(task.speed)) == 1 and not (group and task.num_devices % group)
+        return self._with_comm(task, even_comm_ms if alike else least_comm_ms)
+
+    def least_ms(self, task: Task) -> float:
+        """The launch of one forward pass, which all wait for."""
+        return 0.0 if task.objective == "kernel" else self.hardware.launch_us * float(task.ms_per_us.min())
+
+    def _with_comm(self, task: Task, least: Callable[[Links, int, int], np.ndarray]) -> list[np.ndarray]:
+        """Weights of computation with those of communication, and of the host's memory."""
+        found, h = super().floors(task), self.hardware
+        rest = np.zeros_like(found[0])
+        if task.objective != "kernel":
+            sent = least(task.links or h.links, task.batch, task.num_devices)
+            columns = [DIM, *range(COUNT + 1, rest.shape[1])]
+            rest[:, columns] = sent[:, : len(columns)]
+        if mixed(task):
+            rest[:, [COUNT + 1 + FETCHED, COUNT + 1 + UPDATED]] += MIB / (task.host_link or h.host_link)
+        return [floor + rest for floor in found]
 
     def maxima(self, phase: str) -> Maxima:
         """Passes as the longer of memory and issue; backward adds the sort to either."""

@@ -104,8 +104,8 @@ class Suite:
         """Mean makespan of 1,000 random feasible plans of each task, frozen; by the judge unless another is named.
 
         Plans have no splits, those of a -Split suite neither. A task that no known plan solves without them takes
-        uniform plans, full devices or not. Of tasks of all kinds plans are of whole tables, whose rows are where there
-        is room; tables larger than a device lie by rows on all.
+        uniform plans, full devices or not. Of tasks of all kinds it is 100 plans, of whole tables, whose rows are where
+        there is room; tables larger than a device lie by rows on all.
         """
         key = f"{self.frozen_as}/{_known(split)}/{simulator_id or self.judge}"
         frozen = self._data("references.npz")

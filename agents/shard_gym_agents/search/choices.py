@@ -71,8 +71,7 @@ class Choices:
 
     def _bind(self) -> None:
         """Keep tables whose device is constrained whole on one; those together are the first one's forms."""
-        task, forms = self.task, self.forms
-        c = task.constraints
+        forms, c = self.forms, self.task.constraints
         held = [*(t for t, _ in c.pin), *(t for group in (*c.together, *c.apart) for t in group)]
         self.may[np.isin(forms.table, held) & (forms.level > 0)] = False
         self.may[np.isin(forms.table, held), 1:] = False
@@ -147,7 +146,7 @@ class Choices:
         """Rows that an item adds to the sums of devices, exact, (K, H)."""
         forms, lead = self.forms, self.forms.first[item]
         group = np.flatnonzero(self.rules.leader[:-1] == item)
-        rows = forms.part_vector[forms.placed[forms.first[group] + option.form - lead, option.choice]].sum(axis=0)
+        rows = forms.vector[forms.first[group] + option.form - lead][:, forms.column[option.choice]].sum(axis=0)
         return rows * self.times(option)[:, None]
 
     def sums(self, chosen: dict[int, Option]) -> np.ndarray:

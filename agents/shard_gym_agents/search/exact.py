@@ -172,6 +172,7 @@ class _OfKinds:
         self.search = Search(task, planner, self.budget, settings.progress)
         self.words = "none: stopped before it"
         self.value, self.bound = INFINITY, 0.0  # of the program, ms
+        self.exact = bool(planner.longest(task))  # the program is the planner itself
 
     def solved(self) -> Solved:
         """The plan with its certificate."""
@@ -190,7 +191,7 @@ class _OfKinds:
                 raise
         plan, worth = self.settings.best(self.task, self.planner, [*found, start], self.begun)
         if self.planner.floors(self.task):
-            known = max(known, self.bound * SAFETY)
+            known = max(known, self.bound * SAFETY + (0.0 if self.exact else self.planner.least_ms(self.task)))
         return Solved(plan, worth, min(known, worth), self.value, self.bound, self.words)
 
     def _answer(self, start: Plan | None) -> Plan | None:
@@ -213,13 +214,15 @@ class _OfKinds:
         """Say what is to be made small: the makespan, a bound on it, or what shards add near the best plan so far."""
         search, none = self.search, np.zeros(self.task.num_devices)
         self.words = "all kinds, tables in at most 8 pieces that are sharded alike"
-        if parts := self.planner.longest(self.task):
-            for loads in map(search.choices.loads, parts):
+        if self.exact:
+            for loads in map(search.choices.loads, self.planner.longest(self.task)):
                 model.at_least(model.variable(cost=1.0), loads / unit, none)
             return
         longest, floors = model.variable(cost=1.0), self.planner.floors(self.task)
         for loads in map(search.choices.loads, floors):
             model.at_least(longest, loads / unit, none)
+        for loads in map(search.choices.loads, self.planner.averages(self.task)):
+            model.at_least_the_mean(longest, loads / unit)
         if not floors:
             model.at_least(longest, search.loads / unit, search.offset / unit)
         self.words += f", by {'what costs are no less than' if floors else 'what shards add near the best plan so far'}"

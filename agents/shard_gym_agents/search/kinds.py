@@ -1,42 +1,35 @@
 """Search over all kinds of sharding: tables in turn to the cheapest of all their options, some taken out and put back.
 
-Costs that add up over a device's shards are searched exactly; of others, options are compared by what shards add near
-the best plan so far, and each change is asked about. The aim is the sum of fourth powers of the devices' loads, which
-knows how even all devices are, and bytes at the price that the bound comes with (Lagrange's relaxation,
-`bounds.prices`): dear memory goes to the tables that gain most by it. A table's pieces are alike, so those of one form
-go, one by one, where they add least: that is best for the form.
+Costs that add up over a device's shards are searched exactly, and shards swapped between devices until all are even. Of
+others, options are compared by what shards add near the best plan so far, and each change is asked about. The aim is
+the sum of fourth powers of the devices' loads, which knows how even all devices are, and bytes at the price that the
+bound comes with (Lagrange's relaxation, `bounds.prices`): dear memory goes to the tables that gain most by it. A
+table's pieces are alike, so those of one form go, one by one, where they add least: that is best for the form.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
-from shard_gym.bounds.prices import prices
 from shard_gym.errors import InfeasibleTask
 from shard_gym.plan.feasibility import disproof
-from shard_gym.plan.fitting import evenly, lacking
+from shard_gym.plan.fitting import evenly
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.violations import violations
 from shard_gym.simulators import FastSimulator
 from shard_gym.task.task import Task
 from shard_gym_agents.search.choices import Choices, Option
+from shard_gym_agents.search.kinds_aim import Aim
 from shard_gym_agents.search.kinds_board import LIFT, Board
 from shard_gym_agents.search.kinds_greedy import greedy_board, of_few_kinds
-from shard_gym_agents.search.kinds_pieces import Pieces, improved
-from shard_gym_agents.search.kinds_swaps import even_out
-from shard_gym_agents.search.state import Budget, Costs
-from shard_gym_agents.solvers.solver import Progress, no_luck, require_number, task_rng
+from shard_gym_agents.search.kinds_ruins import ruined
+from shard_gym_agents.search.state import Budget
+from shard_gym_agents.solvers.solver import Progress, no_luck, task_rng
 
-RUIN = (2, 9)  # tables taken out at a time: from, below
 POLISH = 0.25  # share of the changes after which shards are swapped until no swap helps
-EMPTIED = 0.1  # share of the changes that take out all of a few devices, ...
-EMPTY = 1, 4  # ... how many: from, below, ...
-DEAR = 4  # ... and one of so many tables that are farthest above the bound
-WILD = 0.1  # share of the changes that begin with a table in any option that has room
-FROM_SLOW = 0.8  # share of the times that they are taken from the slowest device and another
+WILD, WILDEST = 0.002, 0.5  # share of the changes that begin with a table in any option: for each in vain, at most
 NARROWER = 0.7  # of the gap to the bound that options were left out for, before more are
+GUESSED = 0.1  # of the bound: the gap where it is no bound, as costs do not add up
 LOW = -0.5  # in the end: what is far below the slowest counts for nothing
 WARM = 0.0003  # of the bound: how much for the worse a change may be at first
 ROUNDS = 4  # of a search by costs that do not add up: the costs of shards are asked about anew
@@ -45,65 +38,8 @@ CLOSE = 1e-4  # to the bound: good enough
 CHECK = 256  # changes after which running sums are added up anew
 
 
-class Search:
+class Search(Aim):
     """A search for the best plan of a task by a planner; `plan` tells the best so far."""
-
-    def __init__(self, task: Task, planner: FastSimulator, budget: Budget, progress: Progress | None = None) -> None:
-        self.task, self.costs, self.budget, self.progress = task, Costs(task, planner), budget, progress
-        self.choices = Choices(task, lambda shards: planner.embed_shards(task, shards))
-        forms = self.choices.forms
-        if why := lacking(task, forms):
-            raise InfeasibleTask(why)
-        fits = np.logical_or.reduceat((forms.fits & self.choices.may).any(axis=1), forms.first[:-1])
-        if not fits.all():
-            table = int(fits.argmin())
-            raise InfeasibleTask(f"table {table} fits on no device: constraints keep it whole on one")
-        self.rates = planner.rates(task)
-        self.pieces = None if self.rates is not None else Pieces(self.choices, self.costs)
-        self.makespan, self.chosen = np.inf, dict[int, Option]()
-        self.may = self.choices.may  # what the search chooses from
-        reference = self.choices.forms.vector[self.choices.forms.first[:-1], 0].sum(axis=0) / task.num_devices
-        self._aim(np.repeat(reference[None], task.num_devices, axis=0))
-
-    def _aim(self, sums: np.ndarray) -> None:
-        """Set costs of shards, those near these sums where they do not add up, and prices by them."""
-        self.offset = np.zeros(self.task.num_devices)
-        if (rates := self.rates) is None:
-            rates, self.offset = self._near(sums)
-        self.loads, self.asked_of = self.choices.loads(rates), {}
-        forms = replace(self.choices.forms, may=self.choices.may)
-        self.prices = prices(forms, self.choices.forms.loads(rates))
-        self.unit = max(self.prices.bound + float(self.offset.mean()), 1e-12)
-
-    def _near(self, sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Weights of sums and what is left over, by asking for each column how costs grow from the mean of devices."""
-        k, width = sums.shape
-        mean = np.repeat(sums.mean(axis=0)[None], k, axis=0)
-        step = np.maximum(np.abs(self.choices.forms.vector).mean(axis=(0, 1)), 1e-9)
-        tried = np.repeat(np.repeat(mean[None], k, axis=0)[:, None], width, axis=1)
-        device, column = np.indices((k, width))
-        tried[device, column, device, column] += step
-        base = self._cost(mean[None])[0]
-        rates = (self._cost(tried)[device, column, device] - base[:, None]) / step
-        return rates, base - (rates * mean).sum(axis=1)
-
-    def _value(self, sums: np.ndarray) -> float:
-        return float(self.costs.plans(sums).value)
-
-    def _cost(self, sums: np.ndarray) -> np.ndarray:
-        return self.costs.planner.decode(self.task, sums).cost(self.task.objective)
-
-    @property
-    def plan(self) -> Plan:
-        """The best plan so far."""
-        return self.choices.plan(self.chosen)
-
-    def board(self, price: np.ndarray) -> Board:
-        """A board with no item placed."""
-        ask = None if self.pieces is None else self._value
-        board = Board(self.choices, self.loads, self.offset, price, self.unit, ask)
-        board.asked_of = self.asked_of
-        return board
 
     def resumed(self, plan: Plan) -> Board:
         """A board with what it can of a plan of whole tables and columns, and the rest in turn."""
@@ -117,37 +53,19 @@ class Search:
         self.seen(board)
         return board
 
-    def seen(self, board: Board) -> bool:
-        """Keep a board's plan if it is complete, and better than the best; True if whoever follows says to stop."""
-        self._count(board)
-        if len(board.chosen) < len(self.choices.items):
-            return False
-        makespan = board.longest * self.unit
-        if self.rates is None:
-            latency = self.costs.planner.decode(self.task, board.sums)
-            makespan = float(latency.makespan(self.task.objective))
-        require_number(makespan, self.costs.planner)
-        if makespan >= self.makespan * (1 - 1e-12):
-            return False
-        self.makespan, self.chosen = makespan, dict(board.chosen)
-        if self.progress is not None and self.progress(makespan, self.budget.spent_seconds):
-            self.budget.stopped = True
-        return self.budget.stopped
-
     def run(self, board: Board, rng: np.random.Generator) -> None:
         """Search from a board until the budget is spent; with progress, Ctrl-C ends it as well."""
         rounds = 1 if self.rates is not None else ROUNDS
         try:
             for number in range(rounds):
                 if number and self.chosen:
-                    self._aim(self.choices.sums(self.chosen))
+                    self.aim(self.choices.sums(self.chosen))
                     board.reprice(self.loads, self.offset, self.unit)
                 if self._improve(board, rng, (number + 1) / rounds):
                     break
         except KeyboardInterrupt:
             if self.progress is None or not self.chosen:
                 raise
-            self.budget.stopped = True
 
     def _improve(self, board: Board, rng: np.random.Generator, share: float) -> bool:
         """Take out some tables and put them back, again and again, until a share of the budget is spent; True: stop."""
@@ -155,12 +73,13 @@ class Search:
         if not missing:
             self.polish(board, rng)
             self.seen(board)
-        changes, begun, gap = 0, self._spent, self._narrow(board, np.inf)
+        changes, vain, begun, gap = 0, 0, self._spent, self._narrow(board, np.inf)
         while self._spent < share and (missing or self._worth_more):
             left = max(0.0, 1 - (self._spent - begun) / max(share - begun, 1e-9))
             board.raised(LOW + (LIFT - LOW) * left)
             heat = WARM * left * ((1 + board.lift) ** 3 if board.ask is None else 1.0)
-            lost = self._changed(board, missing, rng, heat * float(rng.exponential()))
+            best, wild = self.makespan, rng.random() < min(WILDEST, vain * WILD)
+            lost = self._changed(board, missing, rng, heat * float(rng.exponential()), wild)
             if lost is not None:
                 missing = lost
                 if not missing and rng.random() < POLISH:
@@ -168,28 +87,25 @@ class Search:
                 if self.seen(board):
                     return True
                 gap = self._narrow(board, gap)
-            self._count(board)
-            changes += 1
+            self.count(board)
+            changes, vain = changes + 1, 0 if self.makespan < best else vain + 1
             if changes % CHECK == 0:
                 board.settle()
         return False
 
-    def polish(self, board: Board, rng: np.random.Generator) -> None:
-        """Move and swap shards until no change tried helps."""
-        if self.pieces is None:
-            even_out(board, rng)
-        else:
-            improved(board, self.pieces, self.budget, rng)
+    def _changed(
+        self, board: Board, missing: list[int], rng: np.random.Generator, worse: float, wild: bool
+    ) -> list[int] | None:
+        """Take some items out and put them and those missing in; what is missing then, or None where it was undone.
 
-    def _changed(self, board: Board, missing: list[int], rng: np.random.Generator, worse: float) -> list[int] | None:
-        """Take some items out and put them and those missing in; what is missing then, or None where it was undone."""
+        It is undone if the aim is more than that much worse. A wild change puts the first item anywhere.
+        """
         before = board.worth
-        out = self._emptied(board, rng) if rng.random() < EMPTIED else self._ruined(board, rng)
+        out = ruined(board, self.prices.excess, rng)
         old = {item: board.chosen[item] for item in out}
         for item in out:
             board.take(item)
         back, lost, noise = [*missing, *out], [], float(rng.uniform(*NOISE))
-        wild = rng.random() < WILD
         for number, item in enumerate(back):
             option = board.any(item, rng) if wild and not number else board.best(item, noise)
             if option is None:
@@ -205,69 +121,20 @@ class Search:
             board.put(item, option)
         return None
 
-    def _count(self, board: Board) -> None:
-        self.costs.planner.calls += board.asked // self.task.num_devices
-        board.asked %= self.task.num_devices
-
     def _narrow(self, board: Board, before: float) -> float:
-        """Leave out options so dear that no plan with them is better: exact where costs add up."""
+        """Leave out options so dear that no plan with them is better; where costs do not add up, that is a guess."""
         if len(board.chosen) < len(self.choices.items):
             return before
-        gap = board.longest * self.unit - self.prices.bound
+        gap = self.makespan - self.prices.bound if self.pieces is None else GUESSED * self.unit
         if gap < NARROWER * before:
             board.narrow(self.may & (self.prices.excess <= gap))
             return gap
         return before
 
     @property
-    def over(self) -> bool:
-        """True once the budget is spent."""
-        return self.spent(1.0)
-
-    def spent(self, share: float) -> bool:
-        """True once a share of the budget is spent."""
-        return self._spent >= share
-
-    @property
     def _worth_more(self) -> bool:
         """True while the bound leaves room for better plans."""
         return self.makespan > self.prices.bound * (1 + CLOSE) or self.rates is None
-
-    @property
-    def _spent(self) -> float:
-        """Share of the budget that is spent."""
-        if self.budget.calls:
-            return self.costs.planner.calls / self.budget.calls
-        return self.budget.spent_seconds / max(self.budget.seconds, 1e-9)
-
-    def _emptied(self, board: Board, rng: np.random.Generator) -> list[int]:
-        """Items to take out: one of those farthest above the bound, and all of a few devices, dearest first."""
-        placed = list(board.chosen)
-        excess = [self.prices.excess[board.chosen[item].form, board.chosen[item].choice] for item in placed]
-        dear = placed[int(np.argsort(excess)[-1 - int(rng.integers(min(DEAR, len(placed))))])]
-        k = len(board.load)
-        devices = rng.choice(k, min(int(rng.integers(*EMPTY)), k), replace=False)
-        out = np.flatnonzero(board.alone[:, devices].any(axis=1))
-        by_cost = out[np.argsort(-board.cost[out].max(axis=1), kind="stable")]
-        return list(dict.fromkeys([dear, *by_cost.tolist()]))
-
-    def _ruined(self, board: Board, rng: np.random.Generator) -> list[int]:
-        """Items to take out: some of the slowest device, or of all."""
-        placed = np.fromiter(board.chosen, np.int64, len(board.chosen))
-        count = min(int(rng.integers(*RUIN)), len(placed))
-        if rng.random() < FROM_SLOW:
-            slow = int(board.load.argmax())
-            other = int(rng.integers(len(board.load)))
-            mine, theirs = (placed[board.cost[placed, d] > 0] for d in (slow, other))
-            some = rng.permutation(mine)[: (count + 1) // 2]
-            out = dict.fromkeys([*some.tolist(), *rng.permutation(theirs)[: count // 2].tolist()])
-            return rng.permutation(list(out)).tolist()
-        return rng.choice(placed, count, replace=False).tolist()
-
-    @property
-    def sums(self) -> np.ndarray:
-        """Each device's sum of the best plan so far, (K, H)."""
-        return self.choices.sums(self.chosen)
 
 
 def searched(

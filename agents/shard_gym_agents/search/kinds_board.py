@@ -13,6 +13,10 @@ from shard_gym_agents.search.choices import Choices, Everywhere, Option, Piecewi
 LIFT = 8.0  # of all loads at first, in units of the bound: costs count beside their evenness
 
 
+class Asked(dict[int, tuple[list[Piecewise], Everywhere | None]]):
+    """Options of items as arrays: by pieces, and on all devices."""
+
+
 class Board:
     """Items placed so far, what devices cost, and what is free; loads are in units of a target."""
 
@@ -47,7 +51,7 @@ class Board:
         for name in (name for name, value in vars(self).items() if isinstance(value, np.ndarray)):
             if name not in shared:
                 setattr(other, name, getattr(self, name).copy())
-        other.chosen, other.asked_of = dict(self.chosen), dict(self.asked_of)
+        other.chosen, other.asked_of = dict(self.chosen), Asked(self.asked_of)
         return other
 
     @property
@@ -232,7 +236,7 @@ class Board:
     def narrow(self, may: np.ndarray) -> None:
         """Leave only some choices of forms to items, (R, 4)."""
         self.may = may
-        self.asked_of: dict[int, tuple[list[Piecewise], Everywhere | None]] = {}
+        self.asked_of = Asked()
 
     def _allowed(self, item: int) -> np.ndarray:
         """Devices that pins and rivals leave an item; rivals have no shards but on one device."""

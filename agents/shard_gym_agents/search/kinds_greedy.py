@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from shard_gym.plan.fitting import even_choices
 from shard_gym.plan.forms import DEVICE
+from shard_gym_agents.search.choices import Option
+from shard_gym_agents.search.kinds_aim import Aim
 from shard_gym_agents.search.kinds_board import LIFT, Board
-
-if TYPE_CHECKING:
-    from shard_gym_agents.search.kinds import Search
 
 RISES = 0, 0.1, 0.3, *(4.0**n for n in range(12))  # of the price of memory, in units of what a device costs
 ENOUGH, DESPERATE = 4, 8  # greedy plans tried, at least; those where none has room for all
@@ -21,14 +21,14 @@ FEW = 0.3  # share of the budget in which kinds are left out
 
 
 class Turn(NamedTuple):
-    """How tables come in turn: what loads are raised by, the price of memory, and the order of items."""
+    """Settings of a greedy: what loads are raised by, the price of memory, and the order of items."""
 
     lift: float
     price: np.ndarray
     order: np.ndarray
 
 
-def greedy_board(search: Search) -> Board:
+def greedy_board(search: Aim) -> Board:
     """A board with every item in turn in its best option: of a few orders and prices of memory, the best.
 
     The first will do if it is near the bound. Where some items have found no room, the price rises on.
@@ -40,10 +40,22 @@ def greedy_board(search: Search) -> Board:
         near = search.makespan <= search.prices.bound * NEAR
         if (search.chosen and near) or (enough and (search.chosen or search.over)):
             break
-    return min(found, key=_amiss)
+    return min(found, key=_amiss) if search.chosen else _evenly(search) or min(found, key=_amiss)
 
 
-def turns(search: Search) -> Iterator[Turn]:
+def _evenly(search: Aim) -> Board | None:
+    """A board with tables spread evenly, which takes least room; None if that leads nowhere, or rules forbid it."""
+    choices = search.choices
+    if choices.rules.binding or (chosen := even_choices(choices.forms)) is None:
+        return None
+    board = search.board(search.prices.price)
+    for item, (form, choice, targets) in enumerate(chosen):
+        board.put(item, Option(0.0, form, choice, tuple(sorted(targets))))
+    search.seen(board)
+    return board
+
+
+def turns(search: Aim) -> Iterator[Turn]:
     """Turns to try. Dearest first, memory paid for, or by that or memory, whichever is the larger share."""
     choices, prices, forms = search.choices, search.prices, search.choices.forms
     room, items = choices.room.sum(axis=1), choices.items
@@ -56,7 +68,7 @@ def turns(search: Search) -> Iterator[Turn]:
         yield Turn(lift, prices.price + rise * steep, items[np.argsort(-key[items], kind="stable")])
 
 
-def in_turn(search: Search, turn: Turn, may: np.ndarray | None = None) -> Board:
+def in_turn(search: Aim, turn: Turn, may: np.ndarray | None = None) -> Board:
     """A board with items in turn in their best options, or the best of those that may be, (R, 4)."""
     board = search.board(turn.price)
     board.raised(turn.lift)
@@ -69,7 +81,7 @@ def in_turn(search: Search, turn: Turn, may: np.ndarray | None = None) -> Board:
     return board
 
 
-def of_few_kinds(search: Search, board: Board, rng: np.random.Generator) -> tuple[Board, np.ndarray]:
+def of_few_kinds(search: Aim, board: Board, rng: np.random.Generator) -> tuple[Board, np.ndarray]:
     """A board of the kinds of sharding that are worth it, and the choices of them: one after another is left out.
 
     Where costs do not add up each kind may have a price of its own, such as one more collective that all wait for.

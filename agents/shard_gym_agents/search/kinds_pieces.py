@@ -1,4 +1,4 @@
-"""Moves and swaps of pieces on single devices that the planner is asked about, by the search of whole tables."""
+"""Pieces on single devices as the search of whole tables knows them: moves and swaps by asking the planner."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from shard_gym.plan.forms import DEVICE
 from shard_gym_agents.search.choices import Choices, Option
 from shard_gym_agents.search.kinds_board import Board
 from shard_gym_agents.search.moves import improve
+from shard_gym_agents.search.state import Board as TableBoard
 from shard_gym_agents.search.state import Budget, Costs, State
 
 
-class Pieces:
+class Pieces(TableBoard):
     """The fixed part of that search, in the words of `state.Board`: nodes are forms, and no piece is halved."""
 
     standing = None

@@ -64,7 +64,7 @@ class _Groups:
         self.board, self.form = board, board.form[self.shards]
 
     def load(self, devices: list[int]) -> np.ndarray:
-        """Load that the groups add to devices, (D, G)."""
+        """Loads that the groups add to devices, (D, G)."""
         return self._sums(self.board.loads[self.form[:, None], DEVICE, devices].T)
 
     def size(self, devices: list[int]) -> np.ndarray:

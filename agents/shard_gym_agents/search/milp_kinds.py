@@ -66,18 +66,23 @@ class OptionsModel(Linear):
 
     def at_least(self, result: int, loads: np.ndarray, offset: np.ndarray) -> None:
         """result >= loads, (R, 4, K), of the shards of any device, plus an offset, (K,)."""
-        self._of_devices(loads[self.form, self.choice], result, -offset)
+        self._of_devices(loads[self.form, self.choice] * self.there, result, -offset)
+
+    def at_least_the_mean(self, result: int, loads: np.ndarray) -> None:
+        """result >= the mean over devices of loads, (R, 4, K), of their shards."""
+        mean = (loads[self.form, self.choice] * self.there).sum(axis=1, keepdims=True) / self.there.shape[1]
+        self._of_devices(mean, result, np.zeros(1))
 
     def memory(self, over: int | None = None) -> None:
         """Add rows of devices' and hosts' bytes, less what variable `over` says are too many, in megabytes."""
         for size, room in zip(self.choices.size, self.choices.room, strict=True):
-            self._of_devices(size[self.form, self.choice] / MEGABYTE, over, room / MEGABYTE)
+            self._of_devices(size[self.form, self.choice] * self.there / MEGABYTE, over, room / MEGABYTE)
 
     def _of_devices(self, values: np.ndarray, less: int | None, high: np.ndarray) -> None:
-        """values, (V, K), of the shards on each device, less a variable, <= high, (K,)."""
+        """The sum of values, (V, K), less a variable, <= high, (K,)."""
         extra = [] if less is None else [less]
         for k, most in enumerate(high.tolist()):
-            variables = np.flatnonzero(self.there[:, k] & (values[:, k] != 0))
+            variables = np.flatnonzero(values[:, k])
             self.row(-INFINITY, [*variables, *extra], [*values[variables, k], *(-1.0 for _ in extra)], most)
 
     def solve(
