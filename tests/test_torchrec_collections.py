@@ -96,7 +96,7 @@ def test_rows_of_a_sequence_are_sent_by_the_rank_that_has_them():
 
 
 def test_weights_of_ids_take_time():
-    """By TorchRec the backward pass takes 3.1 times as long as forward, not 2, and forward reads 20 x 8 bytes more."""
+    """The backward pass of TorchRec takes 3.1 times as long as forward, not 2, and forward reads 20 x 8 bytes more."""
     task = Task(tables_of_ids := make_pool([10_000] * 2, 64, 20, weighted=[False, True]), (GB,), "kernel", 65_536)
     assert tables_of_ids.weighted.tolist() == [False, True]
     plain, weighted = simulators.single_costs(simulators.make("torchrec:cuda-v1"), task)

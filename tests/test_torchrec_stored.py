@@ -140,7 +140,7 @@ def test_text_that_is_no_plan_is_refused(text):
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
 def test_torchrecs_planner_loads_our_plan(seed):
-    """It plans what it is given, and refuses it for another batch."""
+    """The planner plans what is loaded, and refuses it for another batch."""
     model, world, local, told, _ = drawn(seed)
     task = task_of(model, world, local, told)
     plan = models.shard_gym_agents.make("cost-greedy")(task, simulators.make("roofline:h100-v2"))
