@@ -1,5 +1,6 @@
 """Sequences, weighted ids, feature processors and constraints: what TorchRec counts, and plans of whole models."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from shard_gym.plan.violations import violations
 from shard_gym.simulators.torchrec import PHASES, estimate
 from shard_gym.task.links import Links
 from shard_gym.task.task import Task
+from shard_gym.torchrec.launch import launch
 from shard_gym.torchrec.modules import task_of_module
 from shard_gym.torchrec.plans import from_torchrec
 
@@ -106,24 +108,24 @@ def test_weights_of_ids_take_time():
     assert 1 < weighted / plain < 2
 
 
-def bags(*names, rows=10_000, dim=16, **settings):
+def bags(*names, rows=10_000, dim=16, device=META, **settings):
     config = torchrec.EmbeddingBagConfig
     tables = [config(num_embeddings=rows, embedding_dim=dim, name=n, feature_names=[f"{n}_f"]) for n in names]
-    return torchrec.EmbeddingBagCollection(tables, device=META, **settings)
+    return torchrec.EmbeddingBagCollection(tables, device=device, **settings)
 
 
-def sequences(*names, rows=10_000, dim=16):
+def sequences(*names, rows=10_000, dim=16, device=META):
     config = torchrec.EmbeddingConfig
     tables = [config(num_embeddings=rows, embedding_dim=dim, name=n, feature_names=[f"{n}_f"]) for n in names]
-    return torchrec.EmbeddingCollection(tables, device=META)
+    return torchrec.EmbeddingCollection(tables, device=device)
 
 
-def processed(*names):
+def processed(*names, device=META):
     from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
     from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
-    positions = PositionWeightedModuleCollection({f"{name}_f": 30 for name in names}, device=META)
-    return FeatureProcessedEmbeddingBagCollection(bags(*names, is_weighted=True), positions)
+    positions = PositionWeightedModuleCollection({f"{name}_f": 30 for name in names}, device=device)
+    return FeatureProcessedEmbeddingBagCollection(bags(*names, is_weighted=True, device=device), positions)
 
 
 def mixed():
@@ -161,6 +163,44 @@ def test_what_a_batch_takes_is_counted_before_a_plan_is_accepted():
     used, _ = bytes_used(theirs, shards(theirs, plan))
     assert (used <= task.capacity).all()
     assert used.max() > 0.9 * GB
+
+
+def run_on_a_rank(simulator):
+    """Kinds of the plan, and the largest difference to the model that is not sharded, of all its outputs."""
+    from torchrec.distributed.model_parallel import DistributedModelParallel
+    from torchrec.distributed.types import ShardingEnv
+
+    from tests.test_bridge_plans import fill
+
+    cpu = torch.device("cpu")
+    torch.manual_seed(0)  # the same weights on every rank
+    parts = {"pooled": bags("a", "b", device=cpu), "rows": sequences("s", "t", device=cpu)}
+    whole = torch.nn.ModuleDict({**parts, "processed": processed("p", "q", device=cpu)})
+    model = copy.deepcopy(whole)
+    _, plan, sharding_plan = models.plan_model(
+        model, 2, 0.01, agent="cost-greedy", simulator=simulator, device="cpu", batch=16
+    )
+    env = ShardingEnv.from_process_group(torch.distributed.group.WORLD)
+    sharded = DistributedModelParallel(model, env=env, device=cpu, plan=sharding_plan)
+    fill(sharded, whole)
+    worst, rank = 0.0, torch.distributed.get_rank()
+    for name, tables in (("pooled", "ab"), ("rows", "st"), ("processed", "pq")):
+        lengths = torch.tensor([1, 0, 3, 2] * 2 * len(tables))
+        ids = (torch.arange(int(lengths.sum())) * 331 + rank) % 10_000
+        batch = torchrec.KeyedJaggedTensor([f"{table}_f" for table in tables], ids, lengths=lengths)
+        expected, found = whole[name](batch), sharded.module[name](batch).wait()
+        for table in tables:
+            one, other = (out[f"{table}_f"] for out in (expected, found))
+            one, other = (out.values() if name == "rows" else out for out in (one, other))
+            worst = max(worst, float((one - other).abs().max()))
+    return plan.kind, worst
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("simulator", ["torchrec:cuda-v1", "roofline:h100-v2"])
+def test_a_model_of_every_collection_runs_as_unsharded(simulator):
+    for kinds, worst in launch(run_on_a_rank, 2, simulator):
+        assert len(kinds) >= 6 and worst < 1e-6
 
 
 CONSTRAINTS = planner.ParameterConstraints
