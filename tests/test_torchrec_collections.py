@@ -308,3 +308,18 @@ def test_reservations_are_taken_off_as_torchrec_takes_them():
         task_of_module(model, 2, 1, storage_reservation=0.15, **told)
     with pytest.raises(InfeasibleTask, match="leaves"):
         task_of_module(model, 2, 0.01, storage_reservation=of.HeuristicalStorageReservation(0.5), **told)
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"residences": [(0, ("uvm",))]}, "leave table 0 .* none of the task's residences hbm"),
+        ({"residences": [(0, ("disk",))]}, "residence of table 0 'disk'"),
+        ({"shares": [(0, 1.5)]}, "above 0 and at most 1"),
+        ({"least_columns": [(9, 64)]}, r"name tables \[9\]"),
+        ({"shares": [(0, 0.1), (0, 0.2)]}, "the shares of table 0 are told twice"),
+    ],
+)
+def test_rules_on_forms_that_are_refused(rules, message):
+    with pytest.raises((InvalidTask, UnknownName), match=message):
+        Task(make_pool([10], 8), (GB,), "iteration", kinds=("tw", "rw"), constraints=Constraints(**rules))

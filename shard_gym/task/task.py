@@ -317,8 +317,9 @@ def _check_kinds_left(task: Task) -> None:
         in_order(f"residence of table {table}", lives, RESIDENCES)
     for table in sorted({t for t, _ in (*c.kinds, *c.residences)} | set(c.no_split) | held):
         left, what = task.kinds_of(table), f"table {table} ({task.tables.name[table]!r})"
-        if not left or (not task.residences_of(table) and left != ("dp",)):
-            told = ", ".join((*task.kinds_allowed, *task.residences))
-            raise InvalidTask(f"constraints leave {what} none of the task's kinds, or residences: {told}")
+        if not left:
+            raise InvalidTask(f"constraints leave {what} none of the task's kinds {', '.join(task.kinds_allowed)}")
+        if not task.residences_of(table) and left != ("dp",):
+            raise InvalidTask(f"constraints leave {what} none of the task's residences {', '.join(task.residences)}")
         if table in held and not set(left) & set(OF_ONE):
             raise InvalidTask(f"{what} must be on one device, but it may only be {', '.join(left)}")
