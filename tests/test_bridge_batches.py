@@ -96,9 +96,8 @@ def test_keyed_jagged_tensors_are_read_as_dicts_are():
     weighted = torchrec.KeyedJaggedTensor(["f", "g", "h"], values, torch.rand(6), lengths=lengths)
     tensors.add(weighted)
     assert tensors.features()["f"].weighted
-    with pytest.raises(InvalidPool, match="f has ids with weights, whose cost is not modelled"):
-        tensors.pool(configs)
-    assert len(tensors.pool(configs, ignore_weights=True)) == 2
+    assert tensors.pool(configs).weighted.tolist() == [True, True]
+    assert not arrays.pool(configs).weighted.any()
     varying = torchrec.KeyedJaggedTensor(
         ["f", "g", "h"], values, lengths=torch.tensor([2, 1, 0, 0, 1, 2]), stride_per_key_per_rank=[[3], [1], [2]]
     )
@@ -183,7 +182,6 @@ def test_features_with_bags_of_their_own():
     ("told", "message"),
     [
         ({"f": Lookup(batch=8)}, "batch of its own: the task's must be told"),
-        ({"f": Lookup(weighted=True)}, "'f' is weighted, and what"),
         ({"f": Lookup(pooling=-1)}, "numbers from 0"),
         ({"f": Lookup(num_poolings="2")}, "numbers from 0"),
         ({"f": Lookup(batch=0)}, "a whole number from 1"),

@@ -8,6 +8,7 @@ from shard_gym.measuring import operator
 from shard_gym.memory.usage import table_bytes
 from shard_gym.tables.configs import Lookup
 from shard_gym.task.own import make_task
+from shard_gym.task.task import Task
 from shard_gym.torchrec import modules
 from shard_gym.torchrec.batches import Profiler
 from shard_gym.torchrec.modules import collections_of, configs_of, task_of_module
@@ -62,8 +63,7 @@ def test_a_task_is_that_of_the_configs():
     task = task_of_module(module, 4, [1, 2, 1, 2], pooling={"a_0": 12.5}, **told)
     assert task == make_task(configs_of(module), 4, [1, 2, 1, 2], pooling={"a_0": 12.5}, **told)
     assert (task.tables.name, task.tables.rows.tolist()) == (("a", "c"), [10, 20])
-    with pytest.raises(InvalidTask, match="'c' does not pool"):
-        task_of_module(module, 4, 1, pooling={"c": 2})
+    assert (task.tables.pooled.tolist(), task.tables.weighted.tolist()) == ([True, False], [False, False])
 
 
 def test_a_profile_is_taken_for_pooling():
@@ -77,6 +77,7 @@ def test_a_profile_is_taken_for_pooling():
     assert task.tables.pooling.tolist() == [2, 1]
     assert task.tables.distinct.tolist() == [2, 3]
     assert task.tables == profiler.pool(configs_of(module))
+    assert task.tables.pooled.tolist() == [True, False]
     with pytest.raises(InvalidPool, match="not both"):
         task_of_module(module, 2, 1, profile=profiler, pooling={"a_0": 1})
     with pytest.raises(UnknownName, match="setting 'gpus'"):
@@ -93,13 +94,17 @@ def test_the_optimizer_is_that_of_the_model():
     assert task_of_module(module, 2, 1).optimizer == "rowwise_adagrad"
     assert task_of_module(module, 2, 1, optimizer="adam").optimizer == "adam"
     trained_by(Adam, both[1])
-    with pytest.raises(InvalidTask, match="trained by adam, rowwise_adagrad, and a task knows one of"):
-        task_of_module(module, 2, 1)
+    task = task_of_module(module, 2, 1, accounting="training")
+    assert task.tables.optimizer == ("rowwise_adagrad", "adam")
+    assert table_bytes(task).tolist() == [10 * (8 * 4 + 4), 10 * 8 * (4 + 8)]
+    assert Task.from_json(task.to_json()) == task
     other = bags("a")
     trained_by(torch.optim.Adagrad, other)
-    with pytest.raises(InvalidTask, match="trained by adagrad"):
+    assert task_of_module(other, 2, 1).optimizers.tolist() == ["adagrad"]
+    assert task_of_module(other, 2, 1, optimizer="adam").optimizers.tolist() == ["adam"]
+    trained_by(torch.optim.Adadelta, other)
+    with pytest.raises(UnknownName, match="optimizer 'Adadelta'"):
         task_of_module(other, 2, 1)
-    assert task_of_module(other, 2, 1, optimizer="adam").optimizer == "adam"
 
 
 def trained_by(optimizer, module):
@@ -119,10 +124,8 @@ def test_bytes_of_a_batch_are_counted_or_refused(accounting):
         weights_and_ids = 10 * 8 * 4 + 2 * 64 * 8  # 2 ids a sample
         offsets, output = (8, 4) if accounting == "true" else (0, 4)
         assert table_bytes(task).tolist() == [weights_and_ids + 2 * 64 * (offsets + 8 * output)]  # and 2 bags
-    with pytest.raises(InvalidTask, match=r"'a' does not pool: it sends 5 rows a sample.*accounting=\"training\""):
-        task_of_module(rows_of("a"), 2, 1, pooling={"a": 5}, **told)
-    assert task_of_module(rows_of("a"), 2, 1, pooling={"a": 5}, **told | {"accounting": "training"}).num_tables == 1
-    assert task_of_module(rows_of("a"), 2, 1, **told).accounting == accounting
+    task = task_of_module(rows_of("a"), 2, 1, pooling={"a": 5}, **told)  # 20 rows of 4 columns, one bag of 5 ids
+    assert table_bytes(task).tolist() == [20 * 4 * 4 + 5 * 64 * 8 + 64 * offsets + 5 * 64 * 4 * 4]
 
 
 def test_a_profile_tells_empty_bags_too():
@@ -134,11 +137,15 @@ def test_a_profile_tells_empty_bags_too():
     assert task_of_module(module, 2, 1, profile=profiler, accounting="true").tables.bags.tolist() == [2]
 
 
-def test_weights_of_ids_are_refused_unless_told():
-    module = Model(bags("a", is_weighted=True))
-    with pytest.raises(InvalidPool, match=r"inner.1 has ids with weights.*ignore_weights=True"):
-        task_of_module(module, 2, 1)
-    assert task_of_module(module, 2, 1, ignore_weights=True) == task_of_module(Model(bags("a")), 2, 1)
+def test_weights_of_ids_are_those_of_the_collection():
+    """8 columns of 4 bytes, a bag of one id: its weight takes 4 bytes more, by "true"; TorchRec does not count it."""
+    told = {"objective": "kernel", "batch": 64}
+    for accounting, more in (("torchrec", 0), ("true", 4 * 64)):
+        plain, weighted = (
+            table_bytes(task_of_module(bags("a", is_weighted=is_weighted), 2, 1, accounting=accounting, **told))
+            for is_weighted in (False, True)
+        )
+        assert weighted.tolist() == [plain[0] + more]
 
 
 def test_parameters_are_not_copied(monkeypatch):
@@ -173,19 +180,42 @@ def test_models_that_are_refused():
 
 
 def test_other_modules_with_tables_are_refused():
-    from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
-    from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
     from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
     table = torchrec.EmbeddingBagConfig(num_embeddings=10, embedding_dim=8, name="a", feature_names=["f"])
     fused = FusedEmbeddingBagCollection(
         tables=[table], optimizer_type=torch.optim.SGD, optimizer_kwargs={"lr": 0.1}, device=META
     )
+    from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
+    from torchrec.modules.mc_modules import (
+        DistanceLFU_EvictionPolicy,
+        ManagedCollisionCollection,
+        MCHManagedCollisionModule,
+    )
+    from torchrec.quant import EmbeddingBagCollection as Quantised
+
+    policy = DistanceLFU_EvictionPolicy(decay_exponent=1)
+    collisions = MCHManagedCollisionModule(
+        zch_size=10, device=torch.device("cpu"), eviction_policy=policy, eviction_interval=2, input_hash_size=100
+    )
+    remapped = bags("a", device=torch.device("cpu"))
+    managed = ManagedCollisionEmbeddingBagCollection(
+        remapped, ManagedCollisionCollection({"a": collisions}, remapped.embedding_bag_configs())
+    )
+    for module in (fused, managed, Quantised([table], is_weighted=False, device=META)):
+        with pytest.raises(InvalidPool, match=f"inner.1 is a {type(module).__name__}: tables of .*, no others"):
+            collections_of(Model(module))
+
+
+def test_processed_collections_are_planned_at_the_path_that_torchrec_shards():
+    from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+    from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+
     positions = PositionWeightedModuleCollection({"a_0": 3}, device=META)
     processed = FeatureProcessedEmbeddingBagCollection(bags("a", is_weighted=True), positions)
-    for module, kind in ((fused, "FusedEmbeddingBagCollection"), (processed, "FeatureProcessed")):
-        with pytest.raises(InvalidPool, match=f"inner.1 is a {kind}.*modelled, no others"):
-            collections_of(Model(module))
+    (found,) = collections_of(Model(processed))
+    assert (found.path, found.module, found.pooled, found.weighted) == ("inner.1", processed, True, True)
+    assert found.weight("a").shape == (10, 8)
 
 
 def test_a_sharded_model_is_refused():

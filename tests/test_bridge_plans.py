@@ -356,7 +356,8 @@ def fill(sharded, whole):
         name = key.split(".")[1]
         if not hasattr(value, "local_shards"):
             value.data.copy_(full)
-            held[name] = [(0, full.shape[0], 0, full.shape[1])]
+            if full.ndim == 2:  # a table, not weights of positions
+                held[name] = [(0, full.shape[0], 0, full.shape[1])]
             continue
         for shard in value.local_shards():
             (row, column), (rows, columns) = shard.metadata.shard_offsets, shard.metadata.shard_sizes

@@ -144,20 +144,22 @@ def test_real_torchrec_configs():
         modules.EmbeddingConfig(num_embeddings=20, embedding_dim=8, name="e", feature_names=["y"]),
     ]
     task = make_task(configs, 2, 1, pooling={"x": 3})
-    assert task.tables == make_pool([10, 20], [4, 8], [3, 1], dtype=["fp16", "fp32"], name=("b", "e"))
-    with pytest.raises(InvalidTask, match="'e' does not pool: it sends 2 rows"):
-        make_task(configs, 2, 1, pooling={"y": 2})
+    told = {"dtype": ["fp16", "fp32"], "name": ("b", "e"), "pooled": [True, False]}
+    assert task.tables == make_pool([10, 20], [4, 8], [3, 1], **told)
     configs[0].use_virtual_table = True
     with pytest.raises(InvalidPool, match="use_virtual_table = True changes"):
         make_task(configs, 2, 1)
 
 
 @pytest.mark.parametrize("config", [EmbeddingConfig(10, 4), bag(pooling=PoolingType.NONE)])
-def test_rows_that_are_not_pooled_are_refused_where_they_travel(config):
-    assert make_task([config], 2, 1).tables.pooling.tolist() == [1]
-    assert make_task([config], 2, 1, pooling={"f": 5}, objective="kernel").tables.pooling.tolist() == [5]
-    with pytest.raises(InvalidTask, match=r'sends 5 rows a sample.*objective="kernel"'):
-        make_task([config], 2, 1, pooling={"f": 5})
+def test_rows_that_are_not_pooled_travel_one_by_one(config):
+    task = make_task([config], 2, 1, pooling={"f": 5})
+    assert (task.tables.pooled.tolist(), task.tables.bags.tolist(), task.tables.rows_sent.tolist()) == (
+        [False],
+        [1],
+        [5],
+    )
+    assert task.tables.columns_sent.tolist() == [5 * config.embedding_dim]
 
 
 def test_every_feature_sends_a_row_of_its_own():
@@ -165,9 +167,8 @@ def test_every_feature_sends_a_row_of_its_own():
     tables = make_task(configs, 2, 1).tables
     assert (tables.pooling.tolist(), tables.bags.tolist()) == ([1, 2], [1, 2])
     several = [bag(name="w", pooling=PoolingType.NONE, feature_names=["g", "h"])]
-    assert make_task(several, 2, 1).tables.bags.tolist() == [2]  # one id each: as if they were pooled
-    with pytest.raises(InvalidTask, match=r"'w' does not pool: it sends 6 rows a sample, .* one for each bag, 2"):
-        make_task(several, 2, 1, pooling={"g": 5})
+    assert make_task(several, 2, 1).tables.rows_sent.tolist() == [2]  # one id each
+    assert make_task(several, 2, 1, pooling={"g": 5}).tables.rows_sent.tolist() == [6]
 
 
 def test_empty_bags_that_torchrec_guesses_otherwise_are_refused():

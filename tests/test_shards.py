@@ -18,7 +18,8 @@ from shard_gym.plan.violations import violations
 from shard_gym.results.evaluate import score
 from shard_gym.task.constraints import KINDS
 from shard_gym.task.links import Links
-from shard_gym.task.task import ACCOUNTINGS, OPTIMIZERS, RESIDENCES
+from shard_gym.task.optimizers import OPTIMIZERS
+from shard_gym.task.task import ACCOUNTINGS, RESIDENCES
 from tests.test_bridge_storage_plans import plan_of
 
 ROOT = Path(__file__).parents[1]

@@ -69,6 +69,9 @@ COLUMNS = {  # and for every column of the first table
     "name": "other",
     "dtype": "fp32",
     "bags": 2.5,
+    "pooled": False,
+    "weighted": True,
+    "optimizer": "lamb",
 }
 
 
@@ -87,7 +90,9 @@ def test_every_field_decides_the_hash(tiny_task):
 
 
 def test_every_changed_value_in_the_json_is_refused(tiny_task):
-    tiny_task = dataclasses.replace(tiny_task, tables=tiny_task.tables.with_(bags=3.0), host_memory=9)
+    last = [False] * (tiny_task.num_tables - 1) + [True]
+    told = {"bags": 3.0, "pooled": np.invert(last), "weighted": last, "optimizer": ["adam" * one for one in last]}
+    tiny_task = dataclasses.replace(tiny_task, tables=tiny_task.tables.with_(**told), host_memory=9)
     written = json.loads(tiny_task.to_json())
     rich = json.loads(dataclasses.replace(tiny_task, **RICH).to_json())
     for field in RICH:

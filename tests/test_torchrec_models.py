@@ -34,7 +34,8 @@ def model(rows=1_000):
 def test_one_call_does_what_three_do():
     pooling = {"user_id": 3.0, "item_id": 20.0}
     task, plan, sharding_plan = plan_model(model(), 2, 1, pooling=pooling, batch=64, agent="cost-greedy")
-    assert task == task_of_module(model(), 2, 1, pooling=pooling, batch=64)
+    told = {"accounting": "true", "kinds": ("tw", "cw", "rw", "dp")}
+    assert task == task_of_module(model(), 2, 1, pooling=pooling, batch=64, **told)
     assert plan == make("cost-greedy")(task, simulators.make("roofline:h100-v1"))
     assert sharding_plan == to_torchrec(plan, task, model())
     assert set(sharding_plan.plan) == {"user.tables", "item.tables"}

@@ -14,6 +14,7 @@ from shard_gym.results.evaluate import score
 from shard_gym.simulators.torchrec import TorchRecPerf
 from shard_gym.task.constraints import KINDS
 from shard_gym.task.links import Links
+from shard_gym.torchrec.topology import topology as topology_of
 from shard_gym_agents import make
 from shard_gym_agents.solvers import torchrec_words
 from tests.storage_helpers import optimizer_class
@@ -124,7 +125,7 @@ def test_options_of_equal_worth_come_in_one_order(planners):
 
 
 def test_default_proposers_are_those_of_the_library():
-    topology = torchrec_words.topology(drawn_task(0))
+    topology = topology_of(drawn_task(0))
     theirs = planner.EmbeddingShardingPlanner(topology=topology, batch_size=1)._proposers
     ours = torchrec_words.proposers("default")
     assert [type(p) for p in ours] == [type(p) for p in theirs]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack
 
 import shard_gym_agents
@@ -20,11 +21,13 @@ from shard_gym import simulators
 from shard_gym.errors import RankFailed
 from shard_gym.plan.plan import Plan
 from shard_gym.tables.configs import Pooling
+from shard_gym.task.constraints import BY_HOST, KINDS, OF_ONE
 from shard_gym.task.own import TaskSettings
 from shard_gym.task.task import Task
 from shard_gym.torchrec.batches import Profiler
-from shard_gym.torchrec.modules import require_torchrec, task_of_module
-from shard_gym.torchrec.plans import to_torchrec
+from shard_gym.torchrec.constraints import carry, parameter_constraints
+from shard_gym.torchrec.modules import collections_of, require_torchrec, task_of_module
+from shard_gym.torchrec.plans import kinds_run, to_torchrec
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,7 +41,7 @@ class ModelSettings(TaskSettings, total=False):
 
     pooling: Pooling | None
     profile: Profiler | None
-    ignore_weights: bool
+    storage_reservation: Any
 
 
 class PlannedModel(NamedTuple):
@@ -62,21 +65,59 @@ def plan_model(
     """Plan an unsharded model for so many devices, each with so much memory left for tables.
 
     `simulator` is what the plan is made for: the hardware that comes closest to yours, or "torchrec:cuda-v1" for the
-    estimate that TorchRec's own planner goes by. `settings` are those of `task_of_module`.
+    estimate that TorchRec's own planner goes by. `settings` are those of `task_of_module`. Unless told, memory is
+    counted by "true", and tables may be of all kinds that the simulator costs and that TorchRec runs for them.
     """
     require_torchrec()
     solver = shard_gym_agents.make(agent) if isinstance(agent, str) else agent
     planner = simulators.make(simulator) if isinstance(simulator, str) else simulator
 
     def planned() -> tuple[Task, Plan]:
-        task = task_of_module(model, devices, memory_gb, **settings)
+        task = task_of_model(model, devices, memory_gb, simulator=planner, device=device, **settings)
         return task, solver(task, planner)
 
     (task, plan), world = of_first_rank(planned), _world_size()
     told = os.environ.get("LOCAL_WORLD_SIZE") if world else None  # by torchrun
     local = int(told) if told else task.devices_per_host
     sharding_plan = to_torchrec(plan, task, model, world_size=world, local_world_size=local, device=device)
-    return PlannedModel(task, plan, sharding_plan)
+    return PlannedModel(task, plan, carry(sharding_plan, parameter_constraints(settings)))
+
+
+def task_of_model(
+    model: nn.Module,
+    devices: int,
+    memory_gb: float | Sequence[float],
+    *,
+    simulator: str | simulators.Simulator = simulators.DEFAULT,
+    device: Literal["cuda", "cpu"] = "cuda",
+    **settings: Unpack[ModelSettings],
+) -> Task:
+    """The task that `plan_model` solves: any plan of the model can be scored on it."""
+    planner = simulators.make(simulator) if isinstance(simulator, str) else simulator
+    settings.setdefault("accounting", "true")
+    if not {"kinds", "splits_allowed"} & settings.keys():
+        settings["kinds"] = _kinds(planner, devices, settings)
+    return _runs(task_of_module(model, devices, memory_gb, **settings), model, device)
+
+
+def _kinds(planner: simulators.Simulator, devices: int, settings: ModelSettings) -> tuple[str, ...]:
+    """Kinds that the simulator costs under the objective, with these links."""
+    if settings.get("objective") == "kernel" or not isinstance(planner, simulators.FastSimulator):
+        return OF_ONE
+    group = getattr(settings.get("links"), "group", 0)
+    hosts = 0 < group < devices and devices % group == 0
+    return tuple(kind for kind in planner.kinds if hosts or kind not in BY_HOST)
+
+
+def _runs(task: Task, model: nn.Module, device: str) -> Task:
+    """The task with the kinds of each table that TorchRec runs for its collection."""
+    told = dict(task.constraints.kinds)
+    runs = [kinds_run(collection, device) for collection in collections_of(model) for _ in collection.configs]
+    kinds = {t: tuple(k for k in told.get(t, KINDS) if k in known) for t, known in enumerate(runs)}
+    if set(task.kinds_allowed) <= {"tw"}:
+        return task
+    limited = tuple((t, left) for t, left in kinds.items() if not set(task.kinds_allowed) <= set(left))
+    return replace(task, constraints=replace(task.constraints, kinds=limited))
 
 
 def _world_size() -> int | None:

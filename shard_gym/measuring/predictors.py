@@ -111,8 +111,9 @@ def _joined(pools: tuple[str, ...], keys: np.ndarray) -> TablePool:
     if len({part.reference_batch for part in parts}) > 1:
         raise InvalidPool("pools of different reference batches cannot be fitted together")
     columns = ("rows", "dim", "pooling", "distinct", "uses", "accesses")
+    joined: dict[str, Any] = {c: np.concatenate([getattr(part, c) for part in parts]) for c in columns}
     return TablePool(
-        **{c: np.concatenate([getattr(part, c) for part in parts]) for c in columns},
+        **joined,
         name=tuple(n for part in parts for n in part.name),
         dtype=tuple(d for part in parts for d in part.dtype),
         reference_batch=parts[0].reference_batch,

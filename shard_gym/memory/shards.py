@@ -12,6 +12,7 @@ import numpy as np
 from shard_gym.errors import InvalidPool, InvalidTask, UnknownName
 from shard_gym.memory.terms import Term, each, least
 from shard_gym.task import constraints
+from shard_gym.task.optimizers import STATES
 from shard_gym.task.task import Task
 
 KINDS = (*constraints.KINDS, "twcw")  # those of a plan, and one that TorchRec has: columns on the devices of one host
@@ -22,20 +23,8 @@ PACKED = (0.5, 0.25)  # bytes of a weight of int4 and int2
 KERNELS = ("fused", "dense", "fused_uvm", "fused_uvm_caching", *QUANTISED)
 PIPELINES = ("none", "train_base", "train_sparse_dist", "train_prefetch_sparse_dist")
 DEVICES = ("cuda", "cpu")
-STATES = {  # of each optimizer in FBGEMM: bytes a row, and bytes a weight, fp32 whatever the weights are
-    "none": (0, 0),
-    "sgd": (0, 0),
-    "rowwise_adagrad": (4, 0),
-    "adagrad": (0, 4),
-    "lars_sgd": (0, 4),
-    "partial_rowwise_adam": (4, 4),
-    "partial_rowwise_lamb": (4, 4),
-    "adam": (0, 8),
-    "lamb": (0, 8),
-    "adamw": (0, 8),  # of PyTorch, for copies (dp); FBGEMM has neither
-    "rmsprop": (0, 4),
-}
 ID_BYTES = 8  # 32-bit ids are turned into 64-bit ones
+ID_WEIGHT_BYTES = 4  # fp32
 CACHE_LOAD_FACTOR = 0.2  # torchrec.distributed.planner.constants.UVM_CACHING_RATIO
 ROUNDING = 1e-14  # of a sum of several features in float64, relative
 LEAST_COLUMNS = 128  # torchrec.distributed.planner.constants.MIN_CW_DIM
@@ -145,7 +134,7 @@ class Tables:
 
     @classmethod
     def of_task(cls, task: Task) -> Tables:
-        """A task's tables: pooled, in the device's memory, their ids without weights, spread evenly over the bags."""
+        """A task's tables, in the device's memory, their ids spread evenly over the bags."""
         tables, n, batch = task.tables, task.num_tables, Setup.of(task).batch
         pooling, bags = tables.pooling.astype(np.float64), tables.bags.astype(np.float64)
         ids, filled = pooling * batch, np.minimum(bags, pooling) * batch
@@ -161,7 +150,10 @@ class Tables:
             ids=Term(ids),
             bags=Term(bags * batch),
             filled=Term(filled),
-            **_usual(n, task.optimizer),
+            pooled=tables.pooled,
+            weighted=tables.weighted,
+            optimizer=task.optimizers,
+            **_usual(n),
         )
 
     def take(self, table: np.ndarray) -> Tables:
@@ -203,12 +195,9 @@ class Shards:
 
 
 @lru_cache(64)
-def _usual(n: int, optimizer: str) -> dict[str, np.ndarray]:
+def _usual(n: int) -> dict[str, np.ndarray]:
     """Columns of n tables that a task says nothing about, read-only."""
     columns = {
-        "pooled": np.full(n, True),
-        "weighted": np.full(n, False),
-        "optimizer": np.full(n, optimizer),
         "kernel": np.full(n, "fused"),
         "cache_load_factor": np.full(n, CACHE_LOAD_FACTOR),
         "prefetch_passes": np.ones(n, np.int64),

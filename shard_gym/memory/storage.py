@@ -19,13 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from shard_gym.errors import InvalidTask, UnknownName
-from shard_gym.memory.shards import CACHED, ID_BYTES, IN_UVM, QUANTISED, STATES, Setup, Shards
+from shard_gym.memory.shards import CACHED, ID_BYTES, ID_WEIGHT_BYTES, IN_UVM, QUANTISED, STATES, Setup, Shards
 from shard_gym.memory.terms import Step, Term, bytes_of, ceil, rounded, truncated, where
 
 INPUTS = {"train_sparse_dist": 2, "train_prefetch_sparse_dist": 3}  # batches whose ids are held at once; else 1
 INT8_ROW_BYTES = 8  # scale and bias of a row of int8 weights, fp32 each
 OFFSET_BYTES = 8  # where a bag begins
-ID_WEIGHT_BYTES = 4
 OUTPUT_BYTES = 4  # FBGEMM returns fp32 unless told
 Pair = tuple[Term, Term]  # in HBM, in DDR
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shard_gym.memory.shards import IN_UVM, STATES, Setup, Shards, Tables
+from shard_gym.memory.shards import IN_UVM, Setup, Shards, Tables
 from shard_gym.memory.storage import Storage, storage
 from shard_gym.task.task import OF_A_BATCH, Task
 
@@ -14,8 +14,8 @@ def table_bytes(task: Task) -> np.ndarray:
 
     Accounting "weights" counts the weights, as the papers do; "training" adds the optimizer's state. "torchrec" is
     what TorchRec's planner counts by default, input and output of a batch too; "true" is the same corrected, see
-    `shard_gym.memory.storage`. Both take a table to be pooled, its ids without weights and spread evenly over its
-    bags, and ranks to have the same number of samples each, rounded up.
+    `shard_gym.memory.storage`. Both take ids to be spread evenly over a table's bags, and ranks to have the same
+    number of samples each, rounded up.
     """
     if task.accounting == "weights":
         return task.tables.weight_bytes
@@ -26,19 +26,20 @@ def piece_bytes(task: Task, table: np.ndarray, dim: np.ndarray) -> np.ndarray:
     """Bytes of pieces of tables, each on one device: so many columns of a table, (P,) each -> (P,) int64."""
     dim, tables = dim.astype(np.int64), task.tables
     if task.accounting not in OF_A_BATCH:
-        return _held(task, tables.rows[table], dim, tables.element_bytes[table])
+        return _held(task, table, tables.rows[table], dim)
     return shard_storage(task, Shards.of_columns(Tables.of_task(task), table, dim)).hbm.bytes
 
 
-def _held(task: Task, rows: np.ndarray, dim: np.ndarray, element: np.ndarray) -> np.ndarray:
+def _held(task: Task, table: np.ndarray, rows: np.ndarray, dim: np.ndarray) -> np.ndarray:
     """Bytes of weights and states in the device's memory: `shard_storage` of tables there, in a tenth of its time."""
-    a_row, a_weight = (0, 0) if task.accounting == "weights" else STATES[task.optimizer]
-    return rows * (a_row + (element + a_weight) * dim)
+    a_row, a_weight = (0, 0) if task.accounting == "weights" else task.state_bytes[:, table]
+    held: np.ndarray = rows * (a_row + (task.tables.element_bytes[table] + a_weight) * dim)
+    return held
 
 
 def optimizer_bytes(task: Task) -> np.ndarray:
     """Bytes of the optimizer's state that FBGEMM keeps beside each table, (N,) int64."""
-    a_row, a_weight = STATES[task.optimizer]
+    a_row, a_weight = task.state_bytes
     return task.tables.rows * (a_row + a_weight * task.tables.dim)
 
 
@@ -56,7 +57,7 @@ def bytes_used(task: Task, shards: Shards) -> tuple[np.ndarray, np.ndarray]:
 def shard_bytes(task: Task, shards: Shards) -> tuple[np.ndarray, np.ndarray]:
     """Bytes of each shard in the device's memory and in its host's, (S,) both."""
     if task.accounting not in OF_A_BATCH and not np.isin(shards.of.kernel, IN_UVM).any():
-        return _held(task, shards.rows, shards.dim, shards.of.element_bytes), np.zeros(len(shards.rows), np.int64)
+        return _held(task, shards.table, shards.rows, shards.dim), np.zeros(len(shards.rows), np.int64)
     found = shard_storage(task, shards)
     return found.hbm.bytes, found.ddr.bytes
 

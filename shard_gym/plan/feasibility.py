@@ -45,7 +45,7 @@ def quick(task: Task) -> Verdict:
 
 
 def _shared_out(task: Task) -> Verdict:
-    if task.constraints not in (Constraints(), Constraints(kinds=task.constraints.kinds)):
+    if task.constraints.beside_forms != Constraints():
         return Verdict(None, "memory alone rules nothing out; with constraints it takes a search")
     if (plan := evenly(task)) is None:
         return Verdict(None, "a simple rule finds no plan, and simple counts rule none out")

@@ -24,7 +24,7 @@ KINDS_OF = (OF_ONE, BY_HOST, ("rw",), ("dp",))  # of each choice; the last of tw
 
 def beyond_columns(task: Task) -> bool:
     """True if tables may be sharded by more than columns, or some by less than others, or live in host memory."""
-    news = set(task.kinds_allowed) - set(OF_ONE) or task.constraints.kinds
+    news = set(task.kinds_allowed) - set(OF_ONE) or task.constraints.of_forms
     return bool(news) or task.residences != ("hbm",)
 
 
@@ -82,6 +82,7 @@ class Forms:
             np.pad(kinds[table][:, :2], ((0, 0), (0, 2))),
         )
         may[:, COPY] &= np.array([name == "hbm" for name, _ in residences])[residence]
+        may[:, :COPY] &= (_lives(task, residences)[table, residence] & _wide(task, table, level))[:, None]
         whole, height, told = _blocks(task, task.tables.rows[table], may)
         form, choice, _ = np.nonzero(told)
         part = np.full(told.shape, len(form))
@@ -208,7 +209,27 @@ class Forms:
 
 def _residences(task: Task) -> tuple[tuple[str, float], ...]:
     found = [(name, SHARES[name]) for name in task.residences if name != "cached"]
-    return (*found, *(("cached", share) for share in CACHE_SHARES if "cached" in task.residences))
+    shares = sorted({*CACHE_SHARES, *(share for _, share in task.constraints.shares)})
+    return (*found, *(("cached", share) for share in shares if "cached" in task.residences))
+
+
+def _lives(task: Task, residences: tuple[tuple[str, float], ...]) -> np.ndarray:
+    """True where the rows of each table may live, (N, residences)."""
+    usual = [name != "cached" or share in CACHE_SHARES for name, share in residences]
+    lives = np.repeat([usual], task.num_tables, axis=0)
+    for table, told in task.constraints.shares:
+        lives[table] = [name != "cached" or share == told for name, share in residences]
+    for table, names in task.constraints.residences:
+        lives[table] &= [name in names for name, _ in residences]
+    return lives
+
+
+def _wide(task: Task, table: np.ndarray, level: np.ndarray) -> np.ndarray:
+    """True for forms whose pieces have the columns that constraints want, (R,)."""
+    least = np.zeros(task.num_tables, np.int64)
+    for t, columns in task.constraints.least_columns:
+        least[t] = columns
+    return (level == 0) | (task.tables.dim[table] >> level >= least[table])
 
 
 def _kinds(task: Task) -> np.ndarray:

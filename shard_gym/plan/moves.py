@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from shard_gym.errors import InvalidTask
-from shard_gym.memory.shards import STATES
 from shard_gym.memory.usage import optimizer_bytes
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.shards import shards
@@ -125,7 +124,7 @@ def moved_bytes(task: Task) -> np.ndarray:
 
 def moved_bytes_of(task: Task, table: np.ndarray, rows: np.ndarray, dim: np.ndarray) -> np.ndarray:
     """The `moved_bytes` of shards of tables, (S,) int64, by their rows and columns."""
-    a_row, a_weight = (0, 0) if task.accounting == "weights" else STATES[task.optimizer]
+    a_row, a_weight = (0, 0) if task.accounting == "weights" else task.state_bytes[:, table]
     return (rows * (a_row + (task.tables.element_bytes[table] + a_weight) * dim)).astype(np.int64)
 
 

@@ -70,7 +70,7 @@ def expanded(task: Task, plan: Plan) -> Shards | None:
 
     Then the shards are the task's tables and `plan.device`, whose costs and bytes need no expansion.
     """
-    other = task.kinds or task.constraints.kinds or task.residences != ("hbm",)
+    other = task.kinds or task.constraints.of_forms or task.residences != ("hbm",)
     if other or not isinstance(plan, Plan) or plan.splits or not plan.table_wise:
         return shards(task, plan)
     pieces(task, plan)

@@ -9,6 +9,7 @@ from shard_gym.memory.shards import Shards
 from shard_gym.memory.usage import bytes_used, device_bytes
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.shards import expanded
+from shard_gym.task.constraints import OF_COLUMNS
 from shard_gym.task.task import Constraints, Task
 
 _NONE = Constraints()
@@ -42,7 +43,7 @@ def _bytes_of(task: Task, plan: Plan, placed: Shards | None) -> tuple[np.ndarray
 
 def forbidden(task: Task, plan: Plan, placed: Shards) -> list[str]:
     """Tables that are sharded, or kept, in a way that the task does not allow, in words."""
-    named = task.constraints.kinds
+    named, least = task.constraints.of_forms, dict(task.constraints.least_columns)
     kinds, residences = set(placed.kind.tolist()), set(plan.residence)
     if kinds <= set(task.kinds_allowed) and residences <= set(task.residences) and not named:
         return []
@@ -52,8 +53,11 @@ def forbidden(task: Task, plan: Plan, placed: Shards) -> list[str]:
         what, allowed = f"table {t} ({task.tables.name[t]!r})", task.kinds_of(t)
         if kind not in allowed:
             found.append(f"{what} is {kind}: the task allows {', '.join(allowed)}")
-        if plan.residence[t] not in task.residences:
-            found.append(f"{what} is in {plan.residence[t]}: the task allows {', '.join(task.residences)}")
+        lives = task.residences if kind == "dp" else task.residences_of(t)
+        if plan.residence[t] not in lives:
+            found.append(f"{what} is in {plan.residence[t]}: the task allows {', '.join(lives)}")
+        if kind in OF_COLUMNS and placed.dim[first[t]] < least.get(t, 0):
+            found.append(f"{what} has shards of {placed.dim[first[t]]} columns: the task allows {least[t]} and more")
     return found
 
 

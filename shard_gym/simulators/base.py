@@ -116,6 +116,7 @@ class FastSimulator:
 
     id: str
     objectives: tuple[str, ...] = ("kernel", "iteration")  # that it can cost
+    kinds: tuple[str, ...] = OF_ONE  # of sharding, in tasks that allow them
 
     def embed(self, task: Task) -> np.ndarray:
         """The row that each table adds to its device's sum, float64 (N, H), in multiples of 1/GRAIN."""

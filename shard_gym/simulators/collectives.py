@@ -7,6 +7,8 @@
 | twrw, grid | reduce-scatter in the host, then all-to-all between hosts | the reverse |
 | dp | | all-reduce of the gradients of all rows |
 
+Tables that do not pool have no partial sums: a block of rows sends the rows that are looked up in it, in an all-to-all.
+
 Before all of them but dp, ids travel in an all-to-all. Tasks that know whole tables and columns only are costed without
 ids, as they always were. Which collectives there are is TorchRec's choice (its distributed/sharding, a file a kind);
 how long one takes is said in `shard_gym.task.links`.
@@ -18,7 +20,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from shard_gym.memory.shards import CACHED, ID_BYTES, IN_UVM, STATES, Shards
+from shard_gym.memory.shards import CACHED, ID_BYTES, ID_WEIGHT_BYTES, IN_UVM, Shards
 from shard_gym.simulators.lookups import Lookups, sectors
 from shard_gym.task.constraints import BY_HOST, OF_ONE
 from shard_gym.task.links import Links
@@ -38,21 +40,28 @@ def mixed(task: Task) -> bool:
     return bool(set(task.kinds_allowed) - set(OF_ONE)) or task.residences != ("hbm",)
 
 
-def columns_sent(task: Task, shards: Shards) -> np.ndarray:
-    """Columns that a sample gets back from each shard, of all bags, (S,)."""
-    return task.tables.columns_sent[shards.table] / task.tables.dim[shards.table] * shards.dim
+def columns_sent(task: Task, shards: Shards) -> tuple[np.ndarray, np.ndarray]:
+    """Columns that a sample gets back from each shard, (S,) each: as they are, and those of partial sums."""
+    tables, table = task.tables, shards.table
+    sent = tables.columns_sent[table] / tables.dim[table] * shards.dim
+    alone, pooled = np.isin(shards.kind, OF_ONE), tables.pooled[table]
+    of_block = np.where(pooled | (shards.kind == "dp"), 0, sent * shards.rows / tables.rows[table])
+    return np.where(alone, sent, of_block), np.where(pooled, sent, 0)
 
 
 def traffic(task: Task, shards: Shards, lookups: Lookups) -> np.ndarray:
     """Columns of bytes that S shards move beside the all-to-all of whole tables, (S, 6)."""
-    kind, sent = shards.kind, columns_sent(task, shards)
+    kind, (_, sent) = shards.kind, columns_sent(task, shards)
     copies = np.where(kind == "dp", shards.rows * shards.dim * shards.of.element_bytes, 0)
-    ids = lookups.ids * ID_BYTES + lookups.bags * LENGTH_BYTES
+    an_id = ID_BYTES + ID_WEIGHT_BYTES * task.tables.weighted[shards.table]
+    ids = lookups.ids * an_id + lookups.bags * LENGTH_BYTES
     row = sectors(shards.dim * shards.of.element_bytes)
     missed = lookups.missed(shards, row)
     # updated rows go back to the host; without a cache the backward pass reads them once more
     again = np.where(np.isin(shards.of.kernel, CACHED), 1, 2) * missed * row
-    states = STATES[task.optimizer][1] // 4 * sectors(4 * shards.dim)  # those of weights are in the host's memory too
+    states = (
+        task.state_bytes[1, shards.table] // 4 * sectors(4 * shards.dim)
+    )  # those of weights are in the host's memory too
     states = np.where(np.isin(shards.of.kernel, IN_UVM), 2 * states * lookups.touched.sum(axis=1), 0)
     columns = [
         np.where(kind == "rw", sent, 0),

@@ -13,12 +13,12 @@ from shard_gym.errors import CorruptFile, SettingsIgnored
 from shard_gym.memory.shards import Shards, Tables
 from shard_gym.simulators import features
 from shard_gym.simulators.base import Factors, FastSimulator, Latency, refuse_objective
-from shard_gym.simulators.collectives import HOST_LINK, comm_ms, host_ms, mixed, traffic
+from shard_gym.simulators.collectives import HOST_LINK, columns_sent, comm_ms, host_ms, mixed, traffic
 from shard_gym.simulators.lookups import Lookups, smaller_tables
 from shard_gym.simulators.networks import Weights, links_of, make_network, on_grid
 from shard_gym.tables.pool import TablePool
 from shard_gym.task import suites
-from shard_gym.task.constraints import OF_ONE
+from shard_gym.task.constraints import KINDS
 from shard_gym.task.links import Links
 from shard_gym.task.task import Task
 
@@ -60,7 +60,10 @@ class Learned(FastSimulator):
 
     Shards cost what smaller tables do, and a roofline's communication. Kernels but the fused one were not measured:
     shards of theirs are as far outside as is counted, and of copies (dp) the update of all rows is not costed at all.
+    Nor were weights of ids, and tables that do not pool: only their communication is counted.
     """
+
+    kinds = KINDS
 
     def __init__(self, source: str | Path | Weights) -> None:
         weights = source if isinstance(source, Weights) else Weights.load(source)
@@ -102,7 +105,7 @@ class Learned(FastSimulator):
         self._heed(task)
         some, tables = shards.rows > 0, smaller_tables(task, shards)
         far = np.where(shards.of.kernel == "fused", np.minimum(self._distance(tables), FARTHEST), FARTHEST)
-        sent = np.where(np.isin(shards.kind, OF_ONE), tables.columns_sent, 0)
+        sent, _ = columns_sent(task, shards)
         moved = traffic(task, shards, Lookups.of(task, shards, self.batch))
         rows = self._network_rows(task, tables, shards.kind == "dp") * some[:, None]
         own = np.stack([some, sent, far * some], axis=1)

@@ -20,17 +20,23 @@ SECTOR = 32  # bytes of the smallest DRAM or L2 access
 
 @dataclass(frozen=True, eq=False)
 class Lookups:
-    """Rows touched and lookups of S shards in a batch, by uses in the reference batch, and the bags of its samples."""
+    """Lookups of S shards in a batch, by uses in the reference batch, and what its samples get for them."""
 
     touched: np.ndarray  # (S, 17)
     looked_up: np.ndarray  # (S, 17)
     ids: np.ndarray  # (S,), all lookups
     bags: np.ndarray  # (S,), those of a block of rows are all samples' bags; 0 where nothing is looked up
+    pooled: np.ndarray  # (S,) bool
+
+    @property
+    def rows_out(self) -> np.ndarray:
+        """Rows that are written for the samples, (S,): one for each bag, or for each id of tables that do not pool."""
+        return np.where(self.pooled, self.bags, self.ids)
 
     @classmethod
     def of_tables(cls, tables: TablePool, batch: float) -> Lookups:
         """Expected counts of whole tables in a batch."""
-        return cls._counted(*at_batch(tables, batch), batch * tables.bags.astype(np.float64))
+        return cls._counted(*at_batch(tables, batch), batch * tables.bags.astype(np.float64), tables.pooled)
 
     @classmethod
     def of(cls, task: Task, shards: Shards, batch: int) -> Lookups:
@@ -42,12 +48,12 @@ class Lookups:
             own, of = cls.of_tables(tables, batch / task.num_devices), table[copied]
             touched[copied], looked_up[copied], bags[copied] = own.touched[of], own.looked_up[of], own.bags[of]
         share = (shards.rows / tables.rows[table])[:, None]
-        return cls._counted(touched * share, looked_up * share, bags)
+        return cls._counted(touched * share, looked_up * share, bags, tables.pooled[table])
 
     @classmethod
-    def _counted(cls, touched: np.ndarray, looked_up: np.ndarray, bags: np.ndarray) -> Lookups:
+    def _counted(cls, touched: np.ndarray, looked_up: np.ndarray, bags: np.ndarray, pooled: np.ndarray) -> Lookups:
         ids = looked_up.sum(axis=1)
-        return cls(touched, looked_up, ids, np.where(ids > 0, bags, 0))
+        return cls(touched, looked_up, ids, np.where(ids > 0, bags, 0), pooled)
 
     def missed(self, shards: Shards, row: np.ndarray) -> np.ndarray:
         """Rows that come from the host's memory in a batch, (S,), where a row takes `row` bytes there.

@@ -14,7 +14,7 @@ from itertools import product
 
 import numpy as np
 
-from shard_gym.memory.shards import CACHED, IN_UVM, STATES, Shards, Tables
+from shard_gym.memory.shards import CACHED, ID_WEIGHT_BYTES, IN_UVM, Shards, Tables
 from shard_gym.simulators.base import PASSES, FastSimulator, Latency, Maxima, refuse_objective
 from shard_gym.simulators.collectives import (
     FETCHED,
@@ -32,7 +32,7 @@ from shard_gym.simulators.collectives import (
 from shard_gym.simulators.lookups import Lookups, sectors
 from shard_gym.simulators.networks import on_grid
 from shard_gym.tables.histograms import kept_share
-from shard_gym.task.constraints import OF_ONE
+from shard_gym.task.constraints import KINDS
 from shard_gym.task.links import Links
 from shard_gym.task.task import Task
 
@@ -59,6 +59,8 @@ class Hardware:
 class Roofline(FastSimulator):
     """The analytic simulator; `embed` gives microseconds, so that their grain is well below any table's cost."""
 
+    kinds = KINDS
+
     def __init__(self, hardware: Hardware, version: int = 1) -> None:
         self.hardware = hardware
         self.id = f"roofline:{hardware.name}-v{version}"
@@ -80,7 +82,7 @@ class Roofline(FastSimulator):
         refuse_objective(self, task)
         lookups = Lookups.of(task, shards, task.batch)
         work = self._work(task, lookups, (shards.rows, shards.dim, shards.of.element_bytes), shards)
-        sent = np.where(np.isin(shards.kind, OF_ONE), columns_sent(task, shards), 0)
+        sent, _ = columns_sent(task, shards)
         moved = traffic(task, shards, lookups).T
         return on_grid(np.stack([*work, sent, shards.rows > 0, *moved], axis=1))
 
@@ -92,16 +94,20 @@ class Roofline(FastSimulator):
         `shards` are told where some may be copies, or have rows in the host's memory.
         """
         h, (rows, columns, element) = self.hardware, sizes
-        touched, looked_up, ids, bags = lookups.touched, lookups.looked_up, lookups.ids, lookups.bags
+        touched, looked_up, ids, bags = lookups.touched, lookups.looked_up, lookups.ids, lookups.rows_out
+        table = np.arange(task.num_tables) if shards is None else shards.table
         dim = columns.astype(np.float64)
         row = sectors(dim * element)
-        pooled = bags * 4 * dim  # fp32 output, or its gradient
+        output = bags * 4 * dim  # fp32, or its gradient
+        weights = ids * ID_WEIGHT_BYTES * task.tables.weighted[table]
         hits = (kept_share(row, touched, h.l2_bytes) * np.maximum(looked_up - touched, 0)).sum(axis=1)
         passes = np.ceil(np.log2(np.maximum(rows, 2)) / 8)  # radix sort, 8 bits a pass
 
-        forward_l2 = ids * (8 + row) + bags * 8 + pooled
+        forward_l2 = ids * (8 + row) + bags * 8 + output + weights
         forward_dram = forward_l2 - hits * row
-        backward_dram = ids * 20 + pooled + _updates(task, touched.sum(axis=1), dim, row, shards)
+        # the gradient of weights has a kernel of its own, which reads ids, rows and the output's gradient once more
+        of_weights = np.where(weights > 0, forward_dram + weights, 0)
+        backward_dram = ids * 20 + output + _updates(task, table, touched.sum(axis=1), dim, row, shards) + of_weights
         if shards is not None:  # rows in the host's memory come by its link; a cache takes in, and gives back, misses
             away, cached = np.isin(shards.of.kernel, IN_UVM), np.isin(shards.of.kernel, CACHED)
             missed = np.where(cached, lookups.missed(shards, row) * row, 0)
@@ -178,19 +184,21 @@ class Roofline(FastSimulator):
         return Maxima(sums, self.hardware.launch_us * 1e-3 * (forward + backward))
 
 
-def _updates(task: Task, distinct: np.ndarray, dim: np.ndarray, row: np.ndarray, shards: Shards | None) -> np.ndarray:
+def _updates(
+    task: Task, table: np.ndarray, distinct: np.ndarray, dim: np.ndarray, row: np.ndarray, shards: Shards | None
+) -> np.ndarray:
     """Bytes by which the backward pass updates rows and states: those touched, read and written.
 
     Of a copy the gradient of all rows is cleared, added to and read, then all rows and states are updated. Rows in the
     host's memory are not this memory's, nor are their states a weight.
     """
-    a_row, a_weight = STATES[task.optimizer]
+    a_row, a_weight = task.state_bytes[:, table]
     states = a_weight // 4 * sectors(4 * dim)
-    touched = distinct * 2 * (row + (sectors(np.array(a_row)) + states))
+    touched = distinct * 2 * (row + (sectors(a_row) + states))
     if shards is None:
         return touched
     kernel, element = shards.of.kernel, shards.of.element_bytes
-    in_host = np.where(np.isin(kernel, CACHED), row, 0) + sectors(np.array(a_row))
+    in_host = np.where(np.isin(kernel, CACHED), row, 0) + sectors(a_row)
     every_row = 2 * dim * element + 2 * (dim * element + a_row + a_weight * dim)
     copied = distinct * 2 * row + shards.rows * every_row
     return np.select([shards.kind == "dp", np.isin(kernel, IN_UVM)], [copied, distinct * 2 * in_host], touched)

@@ -58,6 +58,7 @@ class TorchRecPerf(FastSimulator):
 
     id = "torchrec:cuda-v1"
     objectives = OBJECTIVES
+    kinds = KINDS
 
     def embed(self, task: Task) -> np.ndarray:
         """Computation and communication of each table, (N, 2) or (N, 13)."""

@@ -39,7 +39,7 @@ class Lookup:
     pooling: float = IDS_PER_FEATURE  # mean ids of a bag
     num_poolings: float = 1.0  # bags a sample
     batch: int | None = None  # its samples a step, of all ranks together; those of the task unless told
-    weighted: bool = False  # ids come with weights, which is not modelled
+    weighted: bool = False  # ids come with weights
 
     def bags(self, batch: int | None) -> float:
         """Mean bags a sample of the task, whose steps have so many samples."""
@@ -62,6 +62,7 @@ def pool_of_configs(configs: Sequence[Any], pooling: Pooling | None = None, batc
     lookups = _lookups_by_table(configs, pooling)
     columns["bags"] = [sum(lookup.bags(batch) for lookup in table) for table in lookups]
     columns["pooling"] = [sum(lookup.pooling * lookup.bags(batch) for lookup in table) for table in lookups]
+    columns["weighted"] = [any(lookup.weighted for lookup in table) for table in lookups]
     return make_pool(**columns)
 
 
@@ -77,6 +78,7 @@ def columns_of(configs: Sequence[Any]) -> dict[str, Any]:
         "dim": [config.embedding_dim for config in configs],
         "dtype": [DTYPES[name_of(config.data_type)] for config in configs],
         "name": tuple(names),
+        "pooled": [not returns_every_row(config) for config in configs],
     }
 
 
@@ -86,23 +88,14 @@ def returns_every_row(config: Any) -> bool:
     return "EmbeddingConfig" in classes or name_of(getattr(config, "pooling", "SUM")) == "NONE"
 
 
-def check_rows(configs: Sequence[Any], pool: TablePool) -> None:
-    """Refuse tables that do not pool, and send other than a row a bag."""
-    for config, ids, bags in zip(configs, pool.pooling, pool.bags, strict=True):
-        if returns_every_row(config) and ids != bags:
-            raise InvalidTask(
-                f"{config.name!r} does not pool: it sends {ids:g} rows a sample, and what is modelled is one for each "
-                f'bag, {bags:g}; use an EmbeddingBagConfig, or objective="kernel", which has no communication, with '
-                'accounting="training", which counts no buffers; shard_gym.memory.storage counts all bytes'
-            )
-
-
 def check_empty_bags(configs: Sequence[Any], pooling: Pooling | None = None, batch: int | None = None) -> None:
     """Refuse tables of which accounting "torchrec" guesses other than a task does how many bags are not empty.
 
     It guesses min(1, ids) for each bag of a feature; a task knows the ids of all features together.
     """
     for config, lookups in zip(configs, _lookups_by_table(configs, pooling), strict=True):
+        if returns_every_row(config):
+            continue
         bags = [lookup.bags(batch) for lookup in lookups]
         ids = [lookup.pooling for lookup in lookups]
         ours = min(sum(bags), sum(map(mul, ids, bags)))
@@ -163,10 +156,6 @@ def _check_feature(name: str, feature: Lookup) -> None:
         raise InvalidPool(f"pooling and num_poolings of {name!r} are numbers from 0, got {feature}")
     if feature.batch is not None and (not _is_whole(feature.batch) or feature.batch < 1):
         raise InvalidPool(f"batch of {name!r} is a whole number from 1, got {feature.batch!r:.60}")
-    if feature.weighted:
-        raise InvalidPool(
-            f"{name!r} is weighted, and what its weights cost is not modelled; weighted=False leaves it out"
-        )
 
 
 def _is_whole(value: Any) -> bool:

@@ -11,7 +11,10 @@ A file holds one row a table. Only `rows` is required:
     name             text; table_0, table_1, ... if missing
     dtype            of the weights: fp32, fp16, bf16 or int8; fp32 if missing
     distinct         rows touched in one reference batch
-    bags             pooled rows that a sample gets back, one for each feature of the table; 1 if missing
+    bags             bags of a sample, one for each feature of the table; 1 if missing
+    pooled           false where every row looked up is sent back, not a sum for each bag; true if missing
+    weighted         true where ids have weights; false if missing
+    optimizer        of the table; empty, or missing: that of the task
     uses_0 ... uses_16          share of the distinct rows used 1, 2, 3-4, 5-8, ... times in that batch
     accesses_0 ... accesses_16  share of the lookups that go to those rows
     pooling64, bags64  in the place of pooling and bags, which are float32: numbers of which that would lose digits
@@ -51,7 +54,7 @@ import numpy as np
 
 from shard_gym.errors import CorruptFile, InvalidPool, MissingDependency, UnknownName
 from shard_gym.records.files import read_json, write_whole
-from shard_gym.tables.pool import ELEMENT_BYTES, NUM_BINS, TablePool, make_pool
+from shard_gym.tables.pool import ELEMENT_BYTES, LATER, NUM_BINS, TablePool, make_pool
 
 SCHEMA = "shard-gym/pool/1"
 HOW = "give CSV: a header such as name,rows,dim,pooling and a line a table, such as user,5000000,64,20"
@@ -67,10 +70,10 @@ OTHER_NAMES = {
 _SHARES = ("uses", "accesses")
 _BINS = {share: tuple(f"{share}_{b}" for b in range(NUM_BINS)) for share in _SHARES}
 _REAL_MAX = 2.0**128 - 2.0**103  # what is not below rounds to infinity in float32
-_WRITTEN = ("name", "rows", "dim", "pooling", "dtype", "distinct", "bags")
+_WRITTEN = ("name", "rows", "dim", "pooling", "dtype", "distinct")
 _PRECISE = {"pooling": "pooling64", "bags": "bags64"}  # columns of float64, where float32 would lose digits
-# What CSV and Parquet files hold, in this order; bags only where a table has more or less than 1.
-COLUMNS = (*_WRITTEN, *_BINS["uses"], *_BINS["accesses"], "reference_batch")
+# What CSV and Parquet files hold, in this order; those of LATER only where a table is not as usual.
+COLUMNS = (*_WRITTEN, *LATER, *_BINS["uses"], *_BINS["accesses"], "reference_batch")
 
 Columns = dict[str, list[Any]]  # cells as a file has them, one list a column
 Format = tuple[Callable[[Path], Columns], Callable[[TablePool], str | bytes]]  # how to read and write one
@@ -184,6 +187,13 @@ def _dtype(cell: Any) -> str:
     return dtype
 
 
+def _flag(cell: Any) -> bool:
+    told = str(cell).strip().lower()
+    if told not in ("true", "false", "1", "0"):
+        raise ValueError("must be true or false")
+    return told in ("true", "1")
+
+
 def _bins(cell: Any) -> list[float]:
     if not isinstance(cell, list) or len(cell) != NUM_BINS:
         raise ValueError(f"must be a list of {NUM_BINS} numbers")
@@ -198,6 +208,9 @@ _CELLS: dict[str, Callable[[Any], Any]] = {
     "dtype": _dtype,
     "distinct": _integer(64),
     "bags": _real,
+    "pooled": _flag,
+    "weighted": _flag,
+    "optimizer": _text,
     "pooling64": _real,
     "bags64": _real,
     "reference_batch": _integer(64),
@@ -300,7 +313,7 @@ def _flat(pool: TablePool) -> dict[str, Any]:
 
 
 def _written(pool: TablePool) -> dict[str, Any]:
-    columns = {c: getattr(pool, c) for c in (_WRITTEN if (pool.bags != 1).any() else _WRITTEN[:-1])}
+    columns = {c: getattr(pool, c) for c in (*_WRITTEN, *pool.later)}
     precise = {c for c in _PRECISE if c in columns and columns[c].dtype == np.float64}
     return {_PRECISE[c] if c in precise else c: column for c, column in columns.items()}
 

@@ -22,6 +22,13 @@ FEATURES = ("dim", "rows", "pooling", "size_gb", *(f"uses_{b}" for b in range(NU
 
 _DTYPES = {"rows": np.int64, "dim": np.int32, "pooling": np.float32, "distinct": np.int64, "bags": np.float32}
 _PRECISE = ("pooling", "bags")  # float64 where float32 would lose digits
+_FLAGS = ("pooled", "weighted")
+LATER = {
+    "bags": 1.0,
+    "pooled": True,
+    "weighted": False,
+    "optimizer": "",
+}  # columns that came later, and their usual values
 _SHARES = ("uses", "accesses")
 EXACT = 2.0**53  # bytes and lookups stay below it, as sums of them pass through float64
 STATE_BYTES = 8  # the most that an optimizer keeps beside a weight (Adam)
@@ -46,13 +53,19 @@ class TablePool:
     name: tuple[str, ...]
     dtype: tuple[str, ...]  # of the weights, a key of ELEMENT_BYTES
     reference_batch: int = REFERENCE_BATCH
-    # (N,) pooled rows that a sample gets back: one a feature, times its poolings; one number is every table's
+    # (N,) bags of a sample: one a feature, times its poolings; one number is every table's
     bags: np.ndarray = field(default_factory=lambda: np.ones((), np.float32))
+    # (N,) bool, or one for all: rows of a bag are added up, else every row looked up is sent back; ids have weights
+    pooled: np.ndarray = field(default_factory=lambda: np.ones((), bool))
+    weighted: np.ndarray = field(default_factory=lambda: np.zeros((), bool))
+    optimizer: tuple[str, ...] = ()  # of single tables; "" is the task's
 
     def __post_init__(self) -> None:
-        if not np.ndim(self.bags):
-            object.__setattr__(self, "bags", np.full(np.shape(self.rows), self.bags))
-        for column, dtype in {**_DTYPES, **dict.fromkeys(_SHARES, np.float32)}.items():
+        for column in ("bags", *_FLAGS):
+            if not np.ndim(getattr(self, column)):
+                object.__setattr__(self, column, np.full(np.shape(self.rows), getattr(self, column)))
+        object.__setattr__(self, "optimizer", tuple(self.optimizer) or ("",) * np.size(self.rows))
+        for column, dtype in {**_DTYPES, **dict.fromkeys(_SHARES, np.float32), **dict.fromkeys(_FLAGS, bool)}.items():
             object.__setattr__(self, column, _frozen(column, getattr(self, column), dtype))
         object.__setattr__(self, "name", tuple(self.name))
         object.__setattr__(self, "dtype", tuple(self.dtype))
@@ -85,9 +98,19 @@ class TablePool:
         return self.rows.astype(np.float64) * self.dim * (self.element_bytes + STATE_BYTES)
 
     @property
+    def later(self) -> tuple[str, ...]:
+        """Columns of LATER in which some table is not as usual: only these are hashed and written."""
+        return tuple(c for c, usual in LATER.items() if (np.asarray(getattr(self, c)) != usual).any())
+
+    @property
+    def rows_sent(self) -> np.ndarray:
+        """Rows that a sample gets back, (N,) float64: one for each bag, or all that are looked up."""
+        return np.where(self.pooled, self.bags, self.pooling).astype(np.float64)
+
+    @property
     def columns_sent(self) -> np.ndarray:
-        """Columns that a sample gets back, of all bags, (N,) float64: multiples of 2**-14, so that sums are exact."""
-        return np.rint(self.bags.astype(np.float64) * 2.0**14) / 2.0**14 * self.dim
+        """Columns that a sample gets back, of all rows, (N,) float64: multiples of 2**-14, so that sums are exact."""
+        return np.rint(self.rows_sent * 2.0**14) / 2.0**14 * self.dim
 
     @property
     def lookups(self) -> np.ndarray:
@@ -134,10 +157,9 @@ class TablePool:
     def take(self, indices: Sequence[int] | np.ndarray) -> TablePool:
         """The tables at `indices`, in that order, repeats are legal; or those where a mask, (N,) bool, is true."""
         picked = _picked(indices, len(self))
-        columns = {c: getattr(self, c)[picked] for c in (*_DTYPES, *_SHARES)}
-        names = tuple(self.name[i] for i in picked)
-        dtypes = tuple(self.dtype[i] for i in picked)
-        return TablePool(**columns, name=names, dtype=dtypes, reference_batch=self.reference_batch)
+        columns = {c: getattr(self, c)[picked] for c in (*_DTYPES, *_SHARES, *_FLAGS)}
+        texts: dict[str, Any] = {c: tuple(getattr(self, c)[i] for i in picked) for c in ("name", "dtype", "optimizer")}
+        return TablePool(**columns, **texts, reference_batch=self.reference_batch)
 
     def with_(self, **columns: Any) -> TablePool:
         """A copy with some columns replaced, for example `pool.with_(dim=...)`."""
@@ -197,6 +219,8 @@ def _frozen(column: str, values: Any, dtype: Any) -> np.ndarray:
                 array = exact
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidPool(f"column {column} cannot be read as {np.dtype(dtype)}: {error}") from error
+    if dtype is bool and not np.array_equal(given, array):
+        raise InvalidPool(f"column {column} must hold True or False")
     if np.issubdtype(dtype, np.integer) and given.dtype.kind in "iuf" and not np.array_equal(given, array):
         raise InvalidPool(f"column {column} must hold whole numbers that fit {np.dtype(dtype)}")
     array.setflags(write=False)
@@ -231,14 +255,15 @@ def _batch(samples: Any) -> int:
 
 def _check(pool: TablePool) -> None:
     n = len(pool.rows)
-    for column, shape in {**dict.fromkeys(_DTYPES, (n,)), **dict.fromkeys(_SHARES, (n, NUM_BINS))}.items():
+    for column, shape in {**dict.fromkeys((*_DTYPES, *_FLAGS), (n,)), **dict.fromkeys(_SHARES, (n, NUM_BINS))}.items():
         values = getattr(pool, column)
         if values.shape != shape:
             raise InvalidPool(f"column {column} has shape {values.shape}, expected {shape}")
         if not np.isfinite(values).all():
             raise InvalidPool(f"column {column} holds NaN or infinity: table {_first(~np.isfinite(values))}")
-    if len(pool.name) != n or len(pool.dtype) != n:
-        raise InvalidPool(f"{n} tables need {n} names and dtypes, got {len(pool.name)} and {len(pool.dtype)}")
+    for column in ("name", "dtype", "optimizer"):
+        if len(told := getattr(pool, column)) != n:
+            raise InvalidPool(f"{n} tables need {n} {column}s, got {len(told)}")
     if unknown := set(pool.dtype) - ELEMENT_BYTES.keys():
         raise InvalidPool(f"unknown weight dtype {sorted(unknown)}; choose from {sorted(ELEMENT_BYTES)}")
     _check_values(pool)

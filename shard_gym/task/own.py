@@ -10,11 +10,11 @@ import numpy as np
 
 from shard_gym.errors import InvalidPool, InvalidTask, UnknownName
 from shard_gym.records.numbers import whole
-from shard_gym.tables.configs import Pooling, check_empty_bags, check_rows, pool_of_configs
+from shard_gym.tables.configs import Pooling, check_empty_bags, pool_of_configs
 from shard_gym.tables.files import HOW, load_pool
 from shard_gym.tables.pool import GB, TablePool
 from shard_gym.task.links import Links
-from shard_gym.task.task import OF_A_BATCH, Constraints, Task
+from shard_gym.task.task import Constraints, Task
 
 SUFFIXES = (".csv", ".json", ".parquet", ".pt", ".pt.gz")
 MOST_DEVICES = 100_000  # more than any machine has, and few enough to plan for
@@ -30,7 +30,7 @@ class TaskSettings(TypedDict, total=False):
     accounting: str  # "training" unless told: optimizer state takes memory too; "torchrec" and "true" see `table_bytes`
     speed: Sequence[float]  # relative, one a device; all 1 unless told
     links: Links | None  # those of the simulator's preset unless told
-    constraints: Constraints
+    constraints: Constraints | Mapping[str, Any]  # of models also TorchRec's ParameterConstraints, by table
     splits_allowed: bool
     kinds: Sequence[str]  # of sharding: tw unless told, and cw where splits are allowed
     residences: Sequence[str]  # where rows may live: hbm unless told
@@ -56,7 +56,7 @@ def make_task(
     units of 2**30 bytes: one number, or one a device. Settings are those of `TaskSettings`, by the names of `Task`.
 
     Communication ("iteration") counts one row for each bag of a sample, column `bags`: of a config with several
-    features one for each. A config that sends every row looked up, more than one a bag, is refused.
+    features one for each. A config that does not pool sends every row that is looked up.
     """
     refuse_unknown(settings, TaskSettings.__annotations__)
     pool = read_tables(tables, pooling, settings)
@@ -77,7 +77,7 @@ def read_tables(tables: Tables, pooling: Pooling | None, settings: Mapping[str, 
     """The tables of a file, a pool or configs, as `make_task` takes them for tasks of these settings."""
     if isinstance(tables, Sequence) and not isinstance(tables, str):
         pool = pool_of_configs(tables, pooling, settings.get("batch"))
-        check_modelled(tables, pool, pooling, settings)
+        check_modelled(tables, pooling, settings)
         return pool
     if pooling is not None:
         raise InvalidPool("pooling is for TorchRec configs; files and pools say it in their column pooling")
@@ -122,12 +122,7 @@ def _read_file(path: Path) -> TablePool:
     return read_pool(path)
 
 
-def check_modelled(
-    configs: Sequence[Any], pool: TablePool, pooling: Pooling | None, settings: Mapping[str, Any]
-) -> None:
-    """Refuse configs of which the costs or the bytes that are asked for are not modelled."""
-    accounting = settings.get("accounting")
-    if settings.get("objective", "iteration") == "iteration" or accounting in OF_A_BATCH:
-        check_rows(configs, pool)
-    if accounting == "torchrec":
+def check_modelled(configs: Sequence[Any], pooling: Pooling | None, settings: Mapping[str, Any]) -> None:
+    """Refuse configs of which the bytes that are asked for are not modelled."""
+    if settings.get("accounting") == "torchrec":
         check_empty_bags(configs, pooling, settings.get("batch"))

@@ -17,9 +17,9 @@ from shard_gym.records.numbers import whole
 from shard_gym.tables.pool import EXACT, REFERENCE_BATCH, TablePool
 from shard_gym.task.constraints import BY_HOST, KINDS, OF_COLUMNS, OF_ONE, Constraints, in_order, known_kinds
 from shard_gym.task.links import Links
+from shard_gym.task.optimizers import OPTIMIZERS, STATES
 
 OBJECTIVES = ("kernel", "iteration", "torchrec-critical-path")
-OPTIMIZERS = ("sgd", "rowwise_adagrad", "adam")
 # what fills a device: weights alone, with the optimizer's state, all that TorchRec's planner counts, all that there is
 ACCOUNTINGS = ("weights", "training", "torchrec", "true")
 OF_A_BATCH = ("torchrec", "true")  # accountings that count the input and output of a batch
@@ -40,7 +40,7 @@ class Task:
     batch: int = REFERENCE_BATCH  # samples a step, over all devices
     speed: tuple[float, ...] = ()  # relative compute speed of each device; () means all 1
     links: Links | None = None  # None: those of the simulator's preset
-    optimizer: str = "sgd"
+    optimizer: str = "sgd"  # of tables that have none of their own
     accounting: str = "weights"
     splits_allowed: bool = False
     constraints: Constraints = field(default_factory=Constraints)
@@ -87,6 +87,11 @@ class Task:
         told, whole = dict(self.constraints.kinds).get(table, KINDS), table in self.constraints.no_split
         return tuple(k for k in self.kinds_allowed if k in told and not (whole and k in OF_COLUMNS))
 
+    def residences_of(self, table: int) -> tuple[str, ...]:
+        """Residences that one table may have, unless it is copied."""
+        told = dict(self.constraints.residences).get(table, RESIDENCES)
+        return tuple(r for r in self.residences if r in told)
+
     @property
     def devices_per_host(self) -> int:
         """Devices of a group of links, where all groups are alike; else all of them are one host's."""
@@ -99,6 +104,16 @@ class Task:
         return np.array(self.memory, np.int64)
 
     @cached_property
+    def optimizers(self) -> np.ndarray:
+        """Optimizer of each table, (N,): its own or the task's."""
+        return np.array([own or self.optimizer for own in self.tables.optimizer])
+
+    @cached_property
+    def state_bytes(self) -> np.ndarray:
+        """Bytes of the optimizer's state for each row and for each weight of tables, (2, N) int64."""
+        return np.array([STATES[name] for name in self.optimizers.tolist()], np.int64).reshape(-1, 2).T
+
+    @cached_property
     def ms_per_us(self) -> np.ndarray:
         """Milliseconds each device takes for what a device of speed 1 does in a microsecond, (K,)."""
         return 1e-3 / np.array(self.speed)
@@ -108,7 +123,7 @@ class Task:
         """Content hash, the same on every machine."""
         digest = hashlib.sha256(self._schema.encode())
         for column in _columns(self.tables):
-            array = getattr(self.tables, column)
+            array = np.asarray(getattr(self.tables, column))
             digest.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
         scalars = self._scalars() | {"table_names": self.tables.name, "dtype": self.tables.dtype}
         scalars["reference_batch"] = self.tables.reference_batch
@@ -159,7 +174,7 @@ class Task:
 
     def to_json(self) -> str:
         """The whole task as JSON, schema `shard-gym/task/1`, or `/2` where that cannot say it."""
-        columns: dict[str, Any] = {c: getattr(self.tables, c).tolist() for c in _columns(self.tables)}
+        columns: dict[str, Any] = {c: np.asarray(getattr(self.tables, c)).tolist() for c in _columns(self.tables)}
         columns |= {"name": self.tables.name, "dtype": self.tables.dtype}
         columns["reference_batch"] = self.tables.reference_batch
         return json.dumps({"schema": self._schema, "hash": self.hash, "tables": columns, **self._scalars()})
@@ -198,12 +213,13 @@ class Task:
     @property
     def _schema(self) -> str:
         exact = {self.tables.pooling.dtype, self.tables.bags.dtype} != {np.dtype(np.float32)}
-        return SCHEMA_2 if exact or self.constraints.kinds or self._news() else SCHEMA
+        later = set(self.tables.later) - {"bags"}
+        return SCHEMA_2 if exact or later or self.constraints.of_forms or self._news() else SCHEMA
 
 
 def _columns(tables: TablePool) -> tuple[str, ...]:
-    """Columns that are hashed and written; bags only where a table has more or less than 1, as they came later."""
-    return _COLUMNS if (tables.bags == 1).all() else (*_COLUMNS, "bags")
+    """Columns that are hashed and written; those that came later only where a table is not as usual."""
+    return *_COLUMNS, *tables.later
 
 
 def _finite(values: dict[str, Any], unbounded: float | None) -> dict[str, Any]:
@@ -251,6 +267,8 @@ def _check(task: Task) -> None:
     for kind, valid in (("objective", OBJECTIVES), ("optimizer", OPTIMIZERS), ("accounting", ACCOUNTINGS)):
         if getattr(task, kind) not in valid:
             raise UnknownName(kind, getattr(task, kind), valid)
+    if unknown := set(task.tables.optimizer) - {"", *STATES}:
+        raise UnknownName("optimizer of a table", min(unknown), STATES)
     task.constraints.check(task.num_tables, task.num_devices)
     _check_kinds(task)
 
@@ -271,8 +289,8 @@ def _buffer_bytes(task: Task) -> np.ndarray:
     if task.accounting in ("weights", "training"):
         return np.zeros(task.num_tables)
     tables, samples = task.tables, float(task.batch) + task.num_devices
-    bags = np.maximum(tables.bags, 1.0)
-    return 16.0 * tables.rows + samples * (16.0 * tables.pooling + bags * (16 + 4.0 * tables.dim))
+    rows_sent = np.maximum(tables.rows_sent, 1.0)
+    return 16.0 * tables.rows + samples * (16.0 * tables.pooling + rows_sent * (16 + 4.0 * tables.dim))
 
 
 def _check_kinds(task: Task) -> None:
@@ -288,16 +306,20 @@ def _check_kinds(task: Task) -> None:
             f"kind {by_host[0]} shares rows out to the devices of a host: tell links=Links(..., group=devices a host), "
             f"a number that divides {task.num_devices}; it is {group} (--hosts with --hardware)"
         )
-    if task.kinds or task.constraints.kinds:
+    if task.kinds or task.constraints.of_forms:
         _check_kinds_left(task)
 
 
 def _check_kinds_left(task: Task) -> None:
     c = task.constraints
     held = {t for t, _ in c.pin} | {t for group in c.together for t in group}
-    for table in sorted({t for t, _ in c.kinds} | set(c.no_split) | held):
+    for table, lives in c.residences:
+        in_order(f"residence of table {table}", lives, RESIDENCES)
+    for table in sorted({t for t, _ in (*c.kinds, *c.residences)} | set(c.no_split) | held):
         left, what = task.kinds_of(table), f"table {table} ({task.tables.name[table]!r})"
         if not left:
             raise InvalidTask(f"constraints leave {what} none of the task's kinds {', '.join(task.kinds_allowed)}")
+        if not task.residences_of(table) and left != ("dp",):
+            raise InvalidTask(f"constraints leave {what} none of the task's residences {', '.join(task.residences)}")
         if table in held and not set(left) & set(OF_ONE):
             raise InvalidTask(f"{what} must be on one device, but it may only be {', '.join(left)}")

@@ -118,21 +118,19 @@ class Profiler:
         """Mean ids a sample of each feature, as `make_task` takes it."""
         return {feature: profile.pooling for feature, profile in self.features().items()}
 
-    def pool(self, configs: Sequence[Any] | None = None, *, ignore_weights: bool = False, **columns: Any) -> TablePool:
+    def pool(self, configs: Sequence[Any] | None = None, **columns: Any) -> TablePool:
         """The tables as the mean batch uses them.
 
         Rows, dims and dtypes are those of TorchRec configs, in their order; or `columns` of `make_pool`, and rows the
-        ones told to the profiler, else the largest id + 1. What weights cost is not modelled: features that have them
-        are refused, unless told to ignore that.
+        ones told to the profiler, else the largest id + 1. A table is weighted if one of its features is.
         """
         self._check_seen()
-        if weighted := [feature for feature, counts in self._features.items() if counts.weighted]:
-            refuse_weights(weighted[0], ignore_weights)
         if configs is not None:
             columns |= columns_of(configs)
             self._check_configs(configs)
         names = columns.setdefault("name", tuple(self.tables))
         columns.setdefault("bags", [len(self.tables[name]) for name in names])
+        columns.setdefault("weighted", [any(self._features[f].weighted for f in self.tables[name]) for name in names])
         columns.setdefault("rows", [self.rows.get(name, self._rows_seen(name)) for name in names])
         return make_pool(**columns, reference_batch=self.samples, **self._statistics(names))
 
@@ -197,12 +195,6 @@ class Profiler:
         touched, looked_up, _ = fitted_counts(_shares(touched), _shares(looked_up), distinct, whole)
         pooling = lookups / self.samples
         return {"pooling": pooling, "distinct": distinct, "uses": _shares(touched), "accesses": _shares(looked_up)}
-
-
-def refuse_weights(what: str, ignore: bool) -> None:
-    """Refuse ids with weights unless told to ignore that these are not modelled."""
-    if not ignore:
-        raise InvalidPool(f"{what} has ids with weights, whose cost is not modelled: ignore_weights=True leaves it out")
 
 
 def _uses(used: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:

@@ -6,8 +6,9 @@
     task = task_of_module(model, devices=8, memory_gb=40, profile=profiler)  # see `shard_gym.torchrec.batches`
 
 Only configs and the identity of parameters are read, so a model may be on the meta device, where it takes no memory,
-or anywhere else: nothing is copied. `EmbeddingBagCollection` and `EmbeddingCollection` are understood; other modules
-with tables (fused, quantised, managed collisions, feature processors, sharded already) are refused.
+or anywhere else: nothing is copied. `EmbeddingBagCollection`, with feature processors or without, and
+`EmbeddingCollection` are understood; other modules with tables (fused, quantised, managed collisions, sharded already)
+are refused.
 """
 
 from __future__ import annotations
@@ -17,12 +18,18 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Unpack
 
-from shard_gym.errors import InvalidPool, InvalidTask, MissingDependency, UnknownName
+import numpy as np
+
+from shard_gym.errors import InvalidPool, MissingDependency, UnknownName
 from shard_gym.measuring.operator import DISTRIBUTIONS, imported, require
 from shard_gym.tables.configs import Pooling, pool_of_configs
+from shard_gym.tables.pool import TablePool
+from shard_gym.task.optimizers import OPTIMIZERS
 from shard_gym.task.own import TaskSettings, check_modelled, memory_of, refuse_unknown, task_of
-from shard_gym.task.task import OPTIMIZERS, Task
-from shard_gym.torchrec.batches import Profiler, refuse_weights
+from shard_gym.task.task import Task
+from shard_gym.torchrec.batches import Profiler
+from shard_gym.torchrec.constraints import is_weighted, limits_of, lookups_of, parameter_constraints
+from shard_gym.torchrec.topology import reserved
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,14 +53,15 @@ class Collection:
     """One embedding collection of a model: where it hangs, and the configs of its tables."""
 
     path: str  # as in `named_modules`; "" is the model itself
-    module: nn.Module
+    module: nn.Module  # that TorchRec shards: of a processed collection, that with the feature processors
+    tables: nn.Module  # the collection itself
     configs: tuple[Any, ...]
     pooled: bool  # an EmbeddingBagCollection, not an EmbeddingCollection
     weighted: bool  # ids come with weights
 
     def weight(self, table: str) -> nn.Parameter:
         """The parameter of a table."""
-        tables: Any = self.module.embedding_bags if self.pooled else self.module.embeddings
+        tables: Any = self.tables.embedding_bags if self.pooled else self.tables.embeddings
         found: nn.Parameter = tables[table].weight
         return found
 
@@ -107,30 +115,38 @@ def task_of_module(
     *,
     pooling: Pooling | None = None,
     profile: Profiler | None = None,
-    ignore_weights: bool = False,
+    storage_reservation: Any = None,
     **settings: Unpack[TaskSettings],
 ) -> Task:
     """One step of training this model: `make_task` of its configs, in the order of `configs_of`.
 
-    Either `pooling` says how features are looked up, or a `profile` has measured it. What weights of ids cost is not
-    modelled: a collection that is weighted is refused, unless told to ignore that. The optimizer is the one that
-    `apply_optimizer_in_backward` gave the tables, unless told.
+    Either `pooling` says how features are looked up, or a `profile` has measured it, or TorchRec's
+    `ParameterConstraints` say it, given as `constraints` by table, which limit plans too. Each table has
+    the optimizer that `apply_optimizer_in_backward` gave it, unless `optimizer` is told. `memory_gb` is left for
+    tables; with a `storage_reservation` of TorchRec's, it is the device's, and what that reserves is taken off.
     """
     refuse_unknown(settings, TaskSettings.__annotations__)
     collections = collections_of(module)
-    if weighted := [collection.path or "the model" for collection in collections if collection.weighted]:
-        refuse_weights(weighted[0], ignore_weights)
     configs = [config for collection in collections for config in collection.configs]
+    told = parameter_constraints(settings)
+    lookups = lookups_of(told, configs, devices)
+    if (pooling is not None) + (profile is not None) + bool(lookups) > 1:
+        raise InvalidPool(
+            "lookups are told or measured: give one of pooling, profile and constraints of them, not both"
+        )
     if profile is None:
+        pooling = pooling or lookups
         pool = pool_of_configs(configs, pooling, settings.get("batch"))
-    elif pooling is None:
-        pool, pooling = profile.pool(configs, ignore_weights=ignore_weights), profile.pooling()
     else:
-        raise InvalidPool("pooling is told or measured: give pooling or profile, not both")
-    check_modelled(configs, pool, pooling, settings)
-    if "optimizer" not in settings and (optimizer := _optimizer(collections)):
-        settings["optimizer"] = optimizer
-    return task_of(pool, memory_of(devices, memory_gb), settings)
+        pool, pooling = profile.pool(configs), profile.pooling()
+    check_modelled(configs, pooling, settings)
+    weighted = [c.weighted or is_weighted(told, config.name) for c in collections for config in c.configs]
+    pool = pool.with_(weighted=np.array(weighted) | pool.weighted)
+    if "optimizer" not in settings:
+        pool = _trained(pool, collections, settings)
+    limits: Any = limits_of(told, configs, settings) if told else {}
+    task = task_of(pool, memory_of(devices, memory_gb), {**settings, **limits})
+    return task if storage_reservation is None else reserved(storage_reservation, task, module, told)
 
 
 def optimizer_of(weight: Any) -> str:
@@ -143,25 +159,28 @@ def optimizer_of(weight: Any) -> str:
     return OPTIMIZER_CLASSES[classes[0].__name__]
 
 
-def _optimizer(collections: Sequence[Collection]) -> str | None:
-    """Optimizer that trains the tables as they are looked up; None if none was applied."""
-    found = {optimizer_of(c.weight(config.name)) for c in collections for config in c.configs}
-    if found == {"none"}:
-        return None
-    if len(found) > 1 or not found <= set(OPTIMIZERS):
-        raise InvalidTask(
-            f"tables are trained by {', '.join(sorted(found))}, and a task knows one of {', '.join(OPTIMIZERS)}: "
-            "tell optimizer=, the one that keeps as much beside the weights"
-        )
-    return found.pop()
+def _trained(pool: TablePool, collections: Sequence[Collection], settings: TaskSettings) -> TablePool:
+    """The tables with their optimizers: the task's, where all have the same and tasks have it, else each its own."""
+    found = [optimizer_of(c.weight(config.name)) for c in collections for config in c.configs]
+    if set(found) == {"none"}:
+        return pool
+    if len(set(found)) > 1 or found[0] not in OPTIMIZERS:
+        return pool.with_(optimizer=tuple(found))
+    settings["optimizer"] = found[0]
+    return pool
 
 
 def _walk(module: nn.Module) -> Iterator[Collection]:
     """Every collection with its path; a module that hangs at two places is refused."""
     from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+    from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
     paths: dict[int, str] = {}
+    processed: dict[int, tuple[str, nn.Module]] = {}  # of the collection inside
     for path, part in module.named_modules(remove_duplicate=False):
+        if type(part) is FeatureProcessedEmbeddingBagCollection:
+            processed[id(part._embedding_bag_collection)] = path, part
+            continue
         if type(part) not in (EmbeddingBagCollection, EmbeddingCollection):
             _check_other(path, part)
             continue
@@ -170,9 +189,9 @@ def _walk(module: nn.Module) -> Iterator[Collection]:
                 f"{paths[id(part)]!r} and {path!r} are one collection, whose tables would be counted twice"
             )
         paths[id(part)] = path
-        pooled = type(part) is EmbeddingBagCollection
+        pooled, (path, whole) = type(part) is EmbeddingBagCollection, processed.get(id(part), (path, part))
         configs = part.embedding_bag_configs() if pooled else part.embedding_configs()
-        yield Collection(path, part, tuple(configs), pooled, pooled and part.is_weighted())
+        yield Collection(path, whole, part, tuple(configs), pooled, pooled and part.is_weighted())
 
 
 def _check_other(path: str, part: Any) -> None:
@@ -185,4 +204,7 @@ def _check_other(path: str, part: Any) -> None:
         raise InvalidPool(f"{what}: plans are made for a model before it is sharded")
     holds_tables = hasattr(part, "embedding_bag_configs") or hasattr(part, "embedding_configs")
     if holds_tables or type(part) in get_module_to_default_sharders():
-        raise InvalidPool(f"{what}; tables of EmbeddingBagCollection and EmbeddingCollection are modelled, no others")
+        raise InvalidPool(
+            f"{what}: tables of EmbeddingBagCollection, FeatureProcessedEmbeddingBagCollection and EmbeddingCollection "
+            "are modelled, no others"
+        )

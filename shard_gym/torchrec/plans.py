@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from shard_gym.errors import InvalidPlan
 from shard_gym.plan.plan import Plan, check
 from shard_gym.tables.configs import DTYPES, name_of
-from shard_gym.task.constraints import BY_HOST, OF_COLUMNS
+from shard_gym.task.constraints import BY_HOST, KINDS, OF_COLUMNS
 from shard_gym.task.task import Task
 from shard_gym.torchrec.layouts import (
     KINDS_OF,
@@ -192,20 +192,40 @@ def _check_collections(
         what = collection.path or "the model"
         if sharders is not None and type(collection.module) not in {sharder.module_type for sharder in sharders}:
             raise InvalidPlan(f"{what}: no sharder is for {type(collection.module).__name__}; it would not be sharded")
-        if collection.pooled:
-            continue
         own = {config.name: layouts[config.name] for config in collection.configs}
-        for name, layout in own.items():
-            if layout.kind in BY_HOST or (layout.kind == "dp" and device == "cpu"):
-                raise InvalidPlan(
-                    f"{what} does not pool, and TorchRec on {device} has no {layout.kind} for that: table {name!r}"
-                )
-        widths = {shard[3] for layout in own.values() if layout.kind == "cw" for shard in layout.shards}
-        if len(widths) > 1:
-            raise InvalidPlan(
-                f"{what} does not pool, and TorchRec wants all column shards of such a collection equally wide, "
-                f"not {sorted(widths)} columns"
-            )
+        away = [name for name, layout in own.items() if layout.residence != "hbm"]
+        if device == "cpu" and away:
+            raise InvalidPlan(f"table {away[0]!r} is {own[away[0]].residence}: a CPU has no memory but the host's")
+        if not collection.pooled:
+            _check_sequences(collection, own, device)
+
+
+def _check_sequences(collection: Collection, layouts: dict[str, Layout], device: str) -> None:
+    what = f"{collection.path or 'the model'} does not pool, and TorchRec"
+    for name, layout in layouts.items():
+        if layout.kind in _no_kinds(collection, device):
+            raise InvalidPlan(f"{what} on {device} has no {layout.kind} for that: table {name!r}")
+    widths = {shard[3] for layout in layouts.values() if layout.kind == "cw" for shard in layout.shards}
+    if len(widths) > 1:
+        raise InvalidPlan(
+            f"{what} wants all column shards of such a collection equally wide, not {sorted(widths)} columns"
+        )
+
+
+def kinds_run(collection: Collection, device: str) -> tuple[str, ...]:
+    """Kinds of sharding that TorchRec runs for any table of a collection, whatever the others are.
+
+    Of a collection that does not pool, column shards must be equally wide: only one that has one table is free there.
+    """
+    others = ("cw",) if len(collection.configs) > 1 and not collection.pooled else ()
+    return tuple(kind for kind in KINDS if kind not in (*_no_kinds(collection, device), *others))
+
+
+def _no_kinds(collection: Collection, device: str) -> tuple[str, ...]:
+    """Kinds that TorchRec does not run for any table of a collection."""
+    if collection.pooled:
+        return ()
+    return (*BY_HOST, "dp") if device == "cpu" else BY_HOST
 
 
 def _sharding(layout: Layout, local: int, device: str) -> ParameterSharding:

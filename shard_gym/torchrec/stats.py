@@ -84,16 +84,18 @@ def plan_stats(
     )
 
 
-def tables_of(task: Task, kernel: str = "fused", pooled: bool = True) -> tuple[Table, ...]:
-    """A task's tables as TorchRec sees them: of one feature each, with all bags of the table."""
+def tables_of(task: Task, kernel: str = "fused", sequence: bool = False) -> tuple[Table, ...]:
+    """A task's tables as TorchRec sees them: of one feature each, with all its bags; `sequence`: none pools."""
     t = task.tables
     bags = t.bags.astype(np.float64)
     ids = t.pooling / np.where(bags > 0, bags, 1.0)  # of one bag
-    features = map(Feature, ids.tolist(), bags.tolist())
+    features = ((Feature(*feature),) for feature in zip(ids.tolist(), bags.tolist(), strict=True))
     columns = zip(t.rows.tolist(), t.dim.tolist(), t.element_bytes.tolist(), features, strict=True)
+    pooled = np.zeros_like(t.pooled) if sequence else t.pooled
+    how = zip(pooled.tolist(), t.weighted.tolist(), task.optimizers.tolist(), strict=True)
     return tuple(
-        Table(rows, dim, element, (feature,), pooled=pooled, optimizer=task.optimizer, kernel=kernel)
-        for rows, dim, element, feature in columns
+        Table(*column, pooled=pools, weighted=weighted, optimizer=optimizer, kernel=kernel)
+        for column, (pools, weighted, optimizer) in zip(columns, how, strict=True)
     )
 
 
@@ -112,12 +114,12 @@ def plan_shards(task: Task, plan: Plan, tables: Sequence[Table], setup: Setup) -
 
 
 def _not_modelled(task: Task, placed: PlanShards, of_task: Shards) -> tuple[str, ...]:
-    """Note what simulators do not model: then only TorchRec's estimate is told, as a part of the time would mislead."""
+    """Note what the task does not say: then only TorchRec's estimate is told, as a part of the time would mislead."""
     kernels = zip(placed.shards.of.kernel.tolist(), of_task.of.kernel.tolist(), strict=True)
     odd = {
         **{f"kernel {kernel}": True for kernel, known in kernels if kernel != known},
-        "sequences": not all(t.pooled for t in placed.tables),
-        "weighted ids": any(t.weighted for t in placed.tables),
+        "sequences": [t.pooled for t in placed.tables] != task.tables.pooled.tolist(),
+        "weighted ids": [t.weighted for t in placed.tables] != task.tables.weighted.tolist(),
     }
     found = [what for what, is_odd in odd.items() if is_odd]
     features = zip((t.features for t in placed.tables), task.tables.bags, strict=True)

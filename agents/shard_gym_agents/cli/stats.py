@@ -36,7 +36,7 @@ def _answer(options: argparse.Namespace) -> str:
         options.memory_gb = options.hbm_gb  # what is left of it is worked out below
     task, _, judge = task_of(options)
     task = constrained(task, options)
-    setup, tables = Setup.of(task, options.pipeline), tables_of(task, options.kernel, not options.sequence)
+    setup, tables = Setup.of(task, options.pipeline), tables_of(task, options.kernel, options.sequence)
     capacity = _capacity(options, tables, setup)
     if options.why or options.plan in (None, "-"):
         return _why(options, task, judge, capacity)

@@ -20,8 +20,9 @@ from shard_gym.tables.pool import ELEMENT_BYTES, GB
 from shard_gym.task import suites
 from shard_gym.task.constraints import KINDS, known_kinds
 from shard_gym.task.machines import MACHINES, Machine, read_machine
+from shard_gym.task.optimizers import OPTIMIZERS
 from shard_gym.task.own import memory_of
-from shard_gym.task.task import ACCOUNTINGS, OBJECTIVES, OPTIMIZERS, RESIDENCES, Constraints, Task
+from shard_gym.task.task import ACCOUNTINGS, OBJECTIVES, RESIDENCES, Constraints, Task
 
 OWN = ("hardware", "hosts", "devices", "memory_gb", "allow_splits")  # options of --tables alone
 SETTINGS = ("objective", "batch", "optimizer", "accounting", "kinds", "residences")

@@ -142,7 +142,7 @@ class Auto:
 
 def _columns_may_do(task: Task) -> bool:
     """True if nothing that is counted says that whole tables and columns on single devices do not fit."""
-    if task.constraints.kinds or "tw" not in task.kinds_allowed or "hbm" not in task.residences:
+    if task.constraints.of_forms or "tw" not in task.kinds_allowed or "hbm" not in task.residences:
         return False
     return disproof(replace(task, kinds=(), splits_allowed="cw" in task.kinds_allowed, residences=("hbm",))) is None
 

@@ -52,8 +52,12 @@ def of_columns(task: Task, solver: str) -> Task:
     if other := [table for table, allowed in enumerate(kinds) if "tw" not in allowed]:
         what = f"table {other[0]} ({task.tables.name[other[0]]!r}) may only be {', '.join(kinds[other[0]])}"
         raise InvalidTask(f"{solver} shards whole tables by their columns, and {what}; {OF_ALL_KINDS}")
-    whole = tuple(table for table, allowed in enumerate(kinds) if "cw" not in allowed) if task.splits_allowed else ()
-    held = replace(c, kinds=(), no_split=tuple(sorted({*c.no_split, *whole})))
+    if away := [table for table, _ in c.residences if "hbm" not in task.residences_of(table)]:
+        what = f"table {away[0]} ({task.tables.name[away[0]]!r}) in its device's memory, which it may not be"
+        raise InvalidTask(f"{solver} keeps {what}; {OF_ALL_KINDS}")
+    whole = {table for table, allowed in enumerate(kinds) if "cw" not in allowed} if task.splits_allowed else set()
+    whole |= {table for table, _ in c.least_columns}
+    held = replace(c.beside_forms, no_split=tuple(sorted({*c.no_split, *whole})))
     return replace(task, kinds=(), residences=("hbm",), constraints=held)
 
 

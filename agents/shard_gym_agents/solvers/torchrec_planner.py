@@ -21,6 +21,7 @@ from shard_gym.simulators import Simulator
 from shard_gym.task.task import Task
 from shard_gym.torchrec.modules import require_torchrec
 from shard_gym.torchrec.plans import from_torchrec
+from shard_gym.torchrec.topology import topology as topology_of
 from shard_gym_agents.solvers import torchrec_words as words
 from shard_gym_agents.solvers.solver import refuse_constraints
 from shard_gym_agents.solvers.timed import within
@@ -61,7 +62,7 @@ class TorchRecPlanner:
         _import()
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
-        refuse_constraints(replace(task, constraints=replace(task.constraints, kinds=())))
+        refuse_constraints(replace(task, constraints=task.constraints.beside_forms))
         if self.types == "allowed" and (why := disproof(task)):
             raise InfeasibleTask(why)
         numbered = tuple(f"table_{i}" for i in range(task.num_tables))  # TorchRec tells tables by name
@@ -70,7 +71,7 @@ class TorchRecPlanner:
         return from_torchrec(sharding_plan, task)
 
     def _sharding_plan(self, task: Task) -> Any:
-        from torchrec import EmbeddingBagCollection
+        from torchrec.distributed.embedding import EmbeddingCollectionSharder
         from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
         from torchrec.distributed.planner import EmbeddingShardingPlanner
         from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
@@ -78,7 +79,7 @@ class TorchRecPlanner:
         from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
         from torchrec.distributed.planner.types import PlannerError
 
-        topology, samples = words.topology(task), Setup.of(task).batch
+        topology, samples = topology_of(task), Setup.of(task).batch
         told = words.constraints(task, self.types == "allowed", self.share, self.columns)
         estimators = [EmbeddingPerfEstimator(topology, told), words.TaskStorage(task)]
         sharding_planner = EmbeddingShardingPlanner(
@@ -92,9 +93,9 @@ class TorchRecPlanner:
             stats=[],
             debug=False,
         )
-        module = EmbeddingBagCollection(words.configs(task), device="meta")
+        sharders: list[Any] = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
         try:
-            return sharding_planner.plan(module, [EmbeddingBagCollectionSharder()])
+            return sharding_planner.plan(words.model(task), sharders)
         except PlannerError as error:
             raise InfeasibleTask(_reason(error)) from error
 

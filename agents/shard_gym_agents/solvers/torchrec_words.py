@@ -18,40 +18,29 @@ BY_HOST = "table_column_wise"  # column shards on the devices of one host: nothi
 TIES = (*KINDS_OF, *KERNEL_OF.values(), "dense")  # the order of a table's options that are worth the same
 
 
-def configs(task: Task) -> list[Any]:
-    """The config of each table."""
-    from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
+def model(task: Task) -> Any:
+    """A model of the task's tables on the meta device: a collection each of sequences, weighted tables and others."""
+    import torch
+    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
+    from torchrec.modules.embedding_configs import DataType
 
-    tables = task.tables
-    return [
-        EmbeddingBagConfig(
-            name=name,
-            num_embeddings=int(rows),
-            embedding_dim=int(dim),
-            feature_names=[f"ids_of_{name}"],
-            data_type=DataType[dtype.upper()],
+    tables, meta = task.tables, torch.device("meta")
+    of: dict[str, list[Any]] = {"sequences": [], "weighted": [], "pooled": []}
+    for t, name in enumerate(tables.name):
+        where = ("weighted" if tables.weighted[t] else "pooled") if tables.pooled[t] else "sequences"
+        config = EmbeddingBagConfig if tables.pooled[t] else EmbeddingConfig
+        of[where].append(
+            config(
+                name=name,
+                num_embeddings=int(tables.rows[t]),
+                embedding_dim=int(tables.dim[t]),
+                feature_names=[f"ids_of_{name}"],
+                data_type=DataType[tables.dtype[t].upper()],
+            )
         )
-        for name, rows, dim, dtype in zip(tables.name, tables.rows, tables.dim, tables.dtype, strict=True)
-    ]
-
-
-def topology(task: Task) -> Any:
-    """The task's devices, hosts and memory, at the bandwidths that TorchRec assumes."""
-    from torchrec.distributed.planner.types import CustomTopologyData, TopologyFactory, TrainerConfig
-
-    memory = task.capacity.tolist()
-    each = {}
-    if np.ptp(task.capacity):
-        each = {"custom_topology_data": CustomTopologyData({"hbm_cap": memory}, world_size=task.num_devices)}
-    return TopologyFactory.create_topology(
-        TrainerConfig(
-            world_size=task.num_devices,
-            local_world_size=task.devices_per_host,
-            hbm_cap_bytes=min(memory),
-            ddr_cap_bytes=task.host_memory,
-            additional_params=each,
-        )
-    )
+    modules = {w: EmbeddingBagCollection(of[w], w == "weighted", meta) for w in ("weighted", "pooled") if of[w]}
+    modules |= {"sequences": EmbeddingCollection(of["sequences"], meta)} if of["sequences"] else {}
+    return torch.nn.ModuleDict(modules)
 
 
 def constraints(
@@ -68,19 +57,18 @@ def constraints(
     tables, halves = task.tables, columns is None and task.splits_allowed and not beyond_columns(task)
     bags = tables.bags.astype(np.float64)
     pooling = tables.pooling / np.where(bags > 0, bags, 1.0)  # of one bag
-    kernels = [*(KERNEL_OF[residence] for residence in task.residences), "dense"]  # copies have that
-    cache = CacheParams(load_factor=share) if "cached" in task.residences else None
-    found = {}
+    found, least = {}, dict(task.constraints.least_columns)
     for table, name in enumerate(tables.name):
-        dim = int(tables.dim[table])
+        dim, load = int(tables.dim[table]), dict(task.constraints.shares).get(table, share)
         types = _types(task, table, whole=halves and dim % 8 > 0) if allowed else None
         found[name] = ParameterConstraints(
             sharding_types=types,
-            compute_kernels=kernels,
-            min_partition=dim // 2 if halves and dim % 8 == 0 else columns,
+            compute_kernels=[*(KERNEL_OF[r] for r in task.residences_of(table)), "dense"],  # copies have that
+            min_partition=dim // 2 if halves and dim % 8 == 0 else least.get(table, columns),
             pooling_factors=[float(pooling[table])],
             num_poolings=[float(bags[table])],
-            cache_params=cache,
+            is_weighted=bool(tables.weighted[table]),
+            cache_params=CacheParams(load_factor=load) if "cached" in task.residences else None,
         )
     return found
 
