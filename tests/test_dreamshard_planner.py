@@ -21,9 +21,9 @@ from shard_gym_agents.learners.dreamshard_planner import (  # noqa: E402
     DreamShardPlanner,
     Forecast,
     Learner,
-    new_net,
     load,
     log_policy,
+    new_net,
     play,
 )
 from shard_gym_agents.learners.learner import save_tensors  # noqa: E402

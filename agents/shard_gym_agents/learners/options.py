@@ -67,7 +67,7 @@ def play(net: ScoreNet, menu: Menu, planner: FastSimulator, generator: torch.Gen
     for step in range(menu.item.shape[1]):
         found, legal = offers.look(step)
         real, dead_end = menu.choice[:, step] >= 0, ~legal.any(axis=1)
-        padded: np.ndarray = ~real.any(axis=1)
+        padded = np.logical_not(np.any(real, axis=1))
         alive[dead_end & ~padded] = False
         legal[dead_end] = (real | padded[:, None])[dead_end]
         seen = torch.from_numpy(found).to(where)
