@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.distributed import DistributedModelParallel
@@ -27,9 +25,9 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.optim import RowWiseAdagrad
-from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from benchmarks import recommenders
+from examples import torchrec_dlrm
 from shard_gym import simulators
 from shard_gym.errors import InvalidPlan
 from shard_gym.plan.plan import Plan
@@ -147,47 +145,16 @@ def of_torchrec(model: nn.Module, way: str, per_host: int) -> ShardingPlan:
     )
 
 
-def initialise(model: nn.Module) -> None:
-    """Make the weights of tables the same however they are sharded: drawn for the whole table, by its name."""
-    for key, value in model.state_dict().items():
-        if ".embedding_bags." not in key and ".embeddings." not in key:
-            continue
-        generator = torch.Generator().manual_seed(zlib.crc32(key.split(".")[-2].encode()))
-        table = torch.empty(value.shape).uniform_(-0.1, 0.1, generator=generator)
-        if not isinstance(value, ShardedTensor):
-            value.copy_(table)
-            continue
-        for local in value.local_shards():
-            (row, column), (rows, columns) = local.metadata.shard_offsets, local.metadata.shard_sizes
-            local.tensor.copy_(table[row : row + rows, column : column + columns])
-
-
-def optimizers_of(model: nn.Module, optimizer: str) -> list[torch.optim.Optimizer]:
-    """Optimizers of what no fused kernel trains: the dense part, and tables that are copied or not sharded."""
-    parameters = dict(in_backward_optimizer_filter(model.named_parameters()))
-    tables = [name for name in parameters if ".embedding_bags." in name or ".embeddings." in name]
-    of_tables, (kind, settings) = [parameters.pop(name) for name in tables], OPTIMIZERS[optimizer]
-    dense = torch.optim.SGD(parameters.values(), lr=0.5)
-    return [dense, kind(of_tables, **settings)] if of_tables else [dense]
-
-
 def train(model: nn.Module, case: Case, rank: int = 0, world: int = 1) -> Trained:
     """Train a model, sharded or not; losses are means over all ranks."""
-    initialise(model)
-    optimizers, losses, wall, cpu = optimizers_of(model, case.optimizer), [], [], []
-    for dense, ids, clicks in recommenders.batches(case.model, STEPS, rank, world):
+    torchrec_dlrm.initialise(model)
+    optimizers = torchrec_dlrm.optimizers_of(model, OPTIMIZERS[case.optimizer])
+    losses, wall, cpu = [], [], []
+    for batch in recommenders.batches(case.model, STEPS, rank, world):
         begin = time.perf_counter(), time.process_time()
-        loss = nn.functional.binary_cross_entropy_with_logits(model(dense, ids).reshape(-1), clicks)
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        losses.append(torchrec_dlrm.step(model, optimizers, batch))
         wall.append(time.perf_counter() - begin[0])
         cpu.append(time.process_time() - begin[1])
-        told = loss.detach() / world
-        if world > 1:
-            distributed.all_reduce(told)
-        losses.append(told.item())
     return Trained(tuple(losses), 1e3 * median(wall), 1e3 * median(cpu))
 
 
@@ -204,7 +171,7 @@ def sharded(case: Case, per_host: int) -> Trained:
     """Train on the ranks of the process group; what refuses it is told."""
     model = recommenders.make_model(case.model)
     kind, settings = OPTIMIZERS[case.optimizer]
-    tables = [p for name, p in model.named_parameters() if ".embedding_bags." in name or ".embeddings." in name]
+    tables = [parameter for name, parameter in model.named_parameters() if torchrec_dlrm.of_table(name)]
     apply_optimizer_in_backward(kind, tables, dict(settings))  # TorchRec writes into it
     try:
         plan = sharding_plan_of(model, case, per_host)

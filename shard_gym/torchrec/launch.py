@@ -15,7 +15,8 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import connection, get_context
@@ -63,7 +64,8 @@ def launch(
             told |= {"LOCAL_RANK": rank % local, "LOCAL_WORLD_SIZE": local}
             told |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             process = spawn.Process(target=_rank, args=(theirs, told, work, args, patience), daemon=True)
-            process.start()
+            with _alike():
+                process.start()
             theirs.close()  # so that its death is an end of file
             processes.append(process)
             pipes[ours] = rank
@@ -73,6 +75,16 @@ def launch(
         return values
     finally:
         _end(processes)
+
+
+@contextmanager
+def _alike() -> Iterator[None]:
+    """Processes that begin here hash words alike: TorchRec tells messages apart by `hash`, see `torchrec.moves`."""
+    own = os.environ.get("PYTHONHASHSEED")
+    os.environ.setdefault("PYTHONHASHSEED", "0")
+    yield
+    if own is None:
+        del os.environ["PYTHONHASHSEED"]
 
 
 def _collect(pipes: dict[Connection, int]) -> list[Any]:

@@ -1,0 +1,1 @@
+"""Tables that move between ranks while TorchRec trains them: two processes, gloo, CPU."""
