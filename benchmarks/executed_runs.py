@@ -41,7 +41,7 @@ from shard_gym_agents.models import of_first_rank
 
 STEPS = 20
 OPTIMIZERS: dict[str, Any] = {
-    "sgd": (torch.optim.SGD, {"lr": 2.0}),
+    "sgd": (torch.optim.SGD, {"lr": 50.0}),
     "rowwise_adagrad": (RowWiseAdagrad, {"lr": 0.05, "eps": 1e-8}),
 }
 KINDS = ("tw", "cw", "rw", "twrw", "grid", "dp")
@@ -145,10 +145,10 @@ def of_torchrec(model: nn.Module, way: str, per_host: int) -> ShardingPlan:
     )
 
 
-def train(model: nn.Module, case: Case, rank: int = 0, world: int = 1) -> Trained:
-    """Train a model, sharded or not; losses are means over all ranks."""
+def train(model: nn.Module, case: Case, rank: int = 0, world: int = 1, frozen: bool = False) -> Trained:
+    """Train a model, sharded or not; losses are means over all ranks. `frozen`: tables of an unsharded one stay."""
     torchrec_dlrm.initialise(model)
-    optimizers = torchrec_dlrm.optimizers_of(model, OPTIMIZERS[case.optimizer])
+    optimizers = torchrec_dlrm.optimizers_of(model, OPTIMIZERS[case.optimizer])[: 1 if frozen else None]
     losses, wall, cpu = [], [], []
     for batch in recommenders.batches(case.model, STEPS, rank, world):
         begin = time.perf_counter(), time.process_time()
@@ -158,13 +158,13 @@ def train(model: nn.Module, case: Case, rank: int = 0, world: int = 1) -> Traine
     return Trained(tuple(losses), 1e3 * median(wall), 1e3 * median(cpu))
 
 
-def unsharded(model: str, optimizer: str) -> Trained:
+def unsharded(model: str, optimizer: str, frozen: bool = False) -> Trained:
     """Train the model as it is, on one process."""
     made = recommenders.make_model(model)
     for part in made.modules():
         if isinstance(part, EmbeddingBagCollection | EmbeddingCollection):
             part.to_empty(device="cpu")
-    return train(made, Case(model, "", optimizer))
+    return train(made, Case(model, "", optimizer), frozen=frozen)
 
 
 def sharded(case: Case, per_host: int) -> Trained:

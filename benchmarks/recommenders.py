@@ -16,6 +16,7 @@ from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 COLUMNS, DENSE, SAMPLES, LARGEST = 16, 13, 64, 2_000  # samples of a step, over all ranks; rows of a table at most
+DISTINCT = 4  # steps
 CRITEO = (1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306)
 CRITEO += (10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572)  # rows in Criteo's Kaggle data
 
@@ -150,17 +151,21 @@ def make_model(name: str) -> nn.Module:
 
 
 def batches(name: str, steps: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, KeyedJaggedTensor, Tensor]]:
-    """A rank's part of the samples of each step: dense features, ids, and whether there was a click."""
+    """A rank's part of the samples of each step: dense features, ids, and a click where the sum of ids is odd.
+
+    Samples come again after some steps, so that there is something for tables to learn.
+    """
     features = {feature: (table.rows, n) for table in MODELS[name][1] for feature, n in table.ids.items()}
     own = slice(rank * SAMPLES // world, (rank + 1) * SAMPLES // world)
     for step in range(steps):
-        generator = torch.Generator().manual_seed(step)
+        generator = torch.Generator().manual_seed(step % DISTINCT)
         dense = torch.rand((SAMPLES, DENSE), generator=generator)
-        ids, lengths = [], []
+        ids, lengths, odd = [], [], torch.zeros(SAMPLES, dtype=torch.int64)
         for rows, n in features.values():
             many = torch.randint(2 * n + 1, (SAMPLES,), generator=generator)  # also none
             each = torch.randint(rows, (int(many.sum()),), generator=generator).split(many.tolist())
             ids += each[own]
             lengths.append(many[own])
+            odd = odd + torch.tensor([int(one.sum()) for one in each])
         sparse = KeyedJaggedTensor(list(features), torch.cat(ids), lengths=torch.cat(lengths))
-        yield dense[own], sparse, (dense[own, 0] > 0.5).float()
+        yield dense[own], sparse, (odd[own] % 2).float()

@@ -4,10 +4,11 @@
 
     moved = reshard(model, sharding_plan)  # on every rank, between two steps
 
-TorchRec 1.8 moves the tables of an EmbeddingBagCollection that are table-wise or column-wise, and stay so, with one
-state of their optimizer. Its messages are told apart by Python's `hash`, which differs between processes unless
-PYTHONHASHSEED is set: on gloo the ranks then wait for each other for ever. What it would do wrong, or break off in the
-middle of, is refused before anything moves. For the rest save a checkpoint, and restore it under the new plan.
+TorchRec 1.8 moves tables of an EmbeddingBagCollection without copies that are table-wise or column-wise, and stay so,
+all shards to other ranks, with one state of their optimizer. Its messages are told apart by Python's `hash`, which
+differs between processes unless PYTHONHASHSEED is set: on gloo the ranks then wait for each other for ever. What it
+would do wrong, or break off in the middle of, is refused before anything moves. For the rest save a checkpoint, and
+restore it under the new plan.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ def deltas(model: DistributedModelParallel, sharding_plan: ShardingPlan) -> dict
         moved = {name: others[name] for name in tables if _shards(tables[name]) != _shards(others[name])}
         if moved:
             _check_collection(path, model)
+            if copied := [name for name, sharding in tables.items() if sharding.sharding_type == "data_parallel"]:
+                raise InvalidPlan(f"TorchRec moves no tables beside copies, and {copied[0]!r} is copied: {INSTEAD}")
             for name, sharding in moved.items():
                 _check_table(name, tables[name], sharding)
             found[path] = EmbeddingModuleShardingPlan(moved)
@@ -86,6 +89,14 @@ def _check_table(name: str, old: ParameterSharding, new: ParameterSharding) -> N
             f"table {name!r} is {old.sharding_type} ({old.compute_kernel}), in the new plan {new.sharding_type} "
             f"({new.compute_kernel}): TorchRec moves tables that stay table_wise or column_wise; {INSTEAD}"
         )
+    *_, old_ranks, old_shards = _shards(old)
+    *_, new_ranks, new_shards = _shards(new)
+    if old_shards != new_shards:
+        raise InvalidPlan(
+            f"table {name!r} is cut otherwise in the new plan, TorchRec moves what stays as it is: {INSTEAD}"
+        )
+    for kept in (rank for rank, other in zip(old_ranks, new_ranks, strict=True) if rank == other):
+        raise InvalidPlan(f"table {name!r} moves in part, and TorchRec's rank {kept} would send to itself: {INSTEAD}")
     for sharding in (old, new):
         rank, many = Counter(sharding.ranks or ()).most_common(1)[0]
         if many > 1:
@@ -100,5 +111,5 @@ def _check_tags() -> None:
     distributed.all_gather_object(told, hash("table"))
     if len(set(told)) > 1:
         raise InvalidPlan(
-            "ranks hash words differently, and TorchRec's messages would not arrive: set PYTHONHASHSEED=0"
+            "ranks hash words differently, and TorchRec's messages would never arrive: set PYTHONHASHSEED=0 for all"
         )
