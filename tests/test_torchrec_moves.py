@@ -48,7 +48,7 @@ def work(folder):
 
     found = example.train_each(folder)
     moves = {name: (trained(old, old)[0], *trained(old, new)) for name, (old, new) in MOVES.items()}
-    return found, moves, {name: refusal(old, new) for name, (old, new, _) in REFUSED.items()}, other_hashes()
+    return found, moves, {name: refusal(old, new) for name, (old, new, _) in REFUSED.items()}, alone(), other_hashes()
 
 
 def sharded(plan):
@@ -93,6 +93,30 @@ def refusal(old, new):
     return str(caught.value)
 
 
+def alone():
+    """Pooled rows before and after the move of a model that is a collection itself."""
+    import torch
+    from torch import distributed
+    from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+    from torchrec.distributed import DistributedModelParallel
+    from torchrec.distributed.types import ShardingEnv
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig
+
+    from shard_gym.torchrec.modules import task_of_module
+    from shard_gym.torchrec.moves import reshard
+    from shard_gym.torchrec.plans import to_torchrec
+
+    config = EmbeddingBagConfig(name="a", num_embeddings=8, embedding_dim=4, feature_names=["a"])
+    model = EmbeddingBagCollection([config], device=torch.device("meta"))
+    task = task_of_module(model, 2, 1)
+    first, second = (to_torchrec(Plan((device,)), task, model, device="cpu") for device in (0, 1))
+    env = ShardingEnv.from_process_group(distributed.group.WORLD)
+    parallel = DistributedModelParallel(model, env=env, device=torch.device("cpu"), plan=first)
+    ids = KeyedJaggedTensor(["a"], torch.tensor([3]), lengths=torch.tensor([1]))
+    before = parallel(ids).values().tolist()
+    return reshard(parallel, second), before, parallel(ids).values().tolist()
+
+
 def other_hashes():
     """The refusal of ranks that hash words differently."""
     from torch import distributed
@@ -135,4 +159,9 @@ def test_moves_that_torchrec_breaks_off_are_refused_before(found, name):
 
 
 def test_ranks_that_hash_words_differently_do_not_wait_for_ever(found):
-    assert found[3].endswith("set PYTHONHASHSEED=0 for all")
+    assert found[4].endswith("set PYTHONHASHSEED=0 for all")
+
+
+def test_a_model_may_be_a_collection_itself(found):
+    moved, before, after = found[3]
+    assert moved == {"": ("a",)} and before == after and any(before[0])

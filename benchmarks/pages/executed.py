@@ -87,7 +87,7 @@ def page(found: pages.Found) -> str:
     trained = [row for row in rows if not row["refused"]]
     odd = [row for row in trained if row["differ"] > ENOUGH]
     split = [row for row in odd if row["optimizer"] != "sgd" and pieces(row)]
-    rest = f"{len(split)} of the other {len(odd)} are by row-wise Adagrad and split columns."
+    rest = f"Of the other {len(odd)}, {len(split)} are by row-wise Adagrad and have columns split."
     about = ABOUT.format(
         made=f"Made by `{found['command']}`.",
         cores=found["cores"],

@@ -37,7 +37,7 @@ def reshard(model: DistributedModelParallel, sharding_plan: ShardingPlan) -> dic
     found = deltas(model, sharding_plan)
     _check_tags()
     for path, delta in found.items():
-        model.reshard({path: (0.0, delta)}, sharded_module_fqn=path)
+        model.reshard({path: (0.0, delta)}, sharded_module_fqn=path or None)  # None: the model itself
     return {path: tuple(delta) for path, delta in found.items()}
 
 
