@@ -94,16 +94,16 @@ def refusal(old, new):
 
 
 def alone():
-    """Pooled rows before and after the move of a model that is a collection itself."""
+    """The refusal of a model that is nothing but a collection."""
     import torch
     from torch import distributed
-    from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+    from torchrec import EmbeddingBagCollection
     from torchrec.distributed import DistributedModelParallel
     from torchrec.distributed.types import ShardingEnv
     from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
     from shard_gym.torchrec.modules import task_of_module
-    from shard_gym.torchrec.moves import reshard
+    from shard_gym.torchrec.moves import deltas
     from shard_gym.torchrec.plans import to_torchrec
 
     config = EmbeddingBagConfig(name="a", num_embeddings=8, embedding_dim=4, feature_names=["a"])
@@ -112,9 +112,9 @@ def alone():
     first, second = (to_torchrec(Plan((device,)), task, model, device="cpu") for device in (0, 1))
     env = ShardingEnv.from_process_group(distributed.group.WORLD)
     parallel = DistributedModelParallel(model, env=env, device=torch.device("cpu"), plan=first)
-    ids = KeyedJaggedTensor(["a"], torch.tensor([3]), lengths=torch.tensor([1]))
-    before = parallel(ids).values().tolist()
-    return reshard(parallel, second), before, parallel(ids).values().tolist()
+    with pytest.raises(InvalidPlan) as caught:
+        deltas(parallel, second)
+    return str(caught.value)
 
 
 def other_hashes():
@@ -162,6 +162,5 @@ def test_ranks_that_hash_words_differently_do_not_wait_for_ever(found):
     assert found[4].endswith("set PYTHONHASHSEED=0 for all")
 
 
-def test_a_model_may_be_a_collection_itself(found):
-    moved, before, after = found[3]
-    assert moved == {"": ("a",)} and before == after and any(before[0])
+def test_a_model_without_a_dense_part_is_refused(found):
+    assert found[3].startswith("no part of the model is data-parallel")

@@ -82,9 +82,11 @@ def _alike() -> Iterator[None]:
     """Processes that begin here hash words alike: TorchRec tells messages apart by `hash`, see `torchrec.moves`."""
     own = os.environ.get("PYTHONHASHSEED")
     os.environ.setdefault("PYTHONHASHSEED", "0")
-    yield
-    if own is None:
-        del os.environ["PYTHONHASHSEED"]
+    try:
+        yield
+    finally:
+        if own is None:
+            del os.environ["PYTHONHASHSEED"]
 
 
 def _collect(pipes: dict[Connection, int]) -> list[Any]:

@@ -37,14 +37,14 @@ def reshard(model: DistributedModelParallel, sharding_plan: ShardingPlan) -> dic
     found = deltas(model, sharding_plan)
     _check_tags()
     for path, delta in found.items():
-        model.reshard({path: (0.0, delta)}, sharded_module_fqn=path or None)  # None: the model itself
+        model.reshard({path: (0.0, delta)}, sharded_module_fqn=path)
     return {path: tuple(delta) for path, delta in found.items()}
 
 
 def deltas(model: DistributedModelParallel, sharding_plan: ShardingPlan) -> dict[str, EmbeddingModuleShardingPlan]:
-    """What `DistributedModelParallel.reshard` is told: the new sharding of tables that move, by collection.
+    """Tables that move and their new sharding, by collection, as `DistributedModelParallel.reshard` takes them.
 
-    Refused is what it cannot move. TorchRec's own `output_sharding_plans_delta` compares ranks only.
+    What it cannot move is refused. TorchRec's own `output_sharding_plans_delta` compares ranks only.
     """
     from torchrec.distributed.types import EmbeddingModuleShardingPlan
 
@@ -75,6 +75,8 @@ def _shards(sharding: ParameterSharding) -> list[Any]:
 def _check_collection(path: str, model: DistributedModelParallel) -> None:
     from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 
+    if not hasattr(model._dmp_wrapped_module, "module"):
+        raise InvalidPlan(f"no part of the model is data-parallel, and TorchRec's reshard counts on one: {INSTEAD}")
     part = model.module.get_submodule(path)
     if type(part) is not ShardedEmbeddingBagCollection:
         raise InvalidPlan(
