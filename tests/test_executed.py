@@ -39,7 +39,7 @@ def compared(cases, per_host):
 
 
 def of_two():
-    """What two processes train, and names of pooled features in the order of a plan's output."""
+    """Trainings of two processes, and names of pooled features in the order of a plan's output."""
     from examples import torchrec_dlrm
 
     found = compared((*FAST, ADAGRAD_BY_COLUMNS, *REFUSED), 2)
