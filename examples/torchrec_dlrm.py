@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.models.dlrm import DLRM
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
-from torchrec.optim import SGD, RowWiseAdagrad
+from torchrec.optim import RowWiseAdagrad
+from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from shard_gym.torchrec.launch import launch
 from shard_gym_agents.models import PlannedModel, plan_model
@@ -30,7 +32,10 @@ RANKS, SAMPLES, STEPS = 2, 64, 20  # samples of one rank in one step
 ROWS = (1_000, 5_000, 20_000, 300, 8_000, 2_000, 12_000, 700)
 IDS = {f"feature_{i}": ids for i, ids in enumerate((1, 3, 8, 2, 20, 5, 1, 12))}  # of one sample
 COLUMNS, DENSE = 32, 13
-OPTIMIZERS = {"sgd": (SGD, {"lr": 0.1}), "rowwise_adagrad": (RowWiseAdagrad, {"lr": 0.05})}
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1}),
+    "rowwise_adagrad": (RowWiseAdagrad, {"lr": 0.05, "eps": 1e-8}),  # FBGEMM's eps, for tables that it does not train
+}
 Shards = dict[str, list[tuple[int, int, int, int]]]
 
 
@@ -48,7 +53,7 @@ def make_model(optimizer: str = "rowwise_adagrad") -> DLRM:
         over_arch_layer_sizes=[64, 1],
     )
     kind, settings = OPTIMIZERS[optimizer]
-    apply_optimizer_in_backward(kind, model.sparse_arch.parameters(), settings)
+    apply_optimizer_in_backward(kind, model.sparse_arch.parameters(), dict(settings))  # TorchRec writes into it
     return model
 
 
@@ -68,12 +73,17 @@ def shard(model: nn.Module, sharding_plan: ShardingPlan) -> DistributedModelPara
     )
 
 
-def initialise(model: DistributedModelParallel) -> None:
+def of_table(name: str) -> bool:
+    """True if a parameter is a table's."""
+    return ".embedding_bags." in name or ".embeddings." in name
+
+
+def initialise(model: nn.Module) -> None:
     """The same weights however they are sharded: drawn for the whole table, by its name."""
     for key, value in model.state_dict().items():
-        if ".embedding_bags." not in key:
+        if not of_table(key):
             continue
-        generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
+        generator = torch.Generator().manual_seed(zlib.crc32(key.split(".")[-2].encode()))
         table = torch.empty(value.shape).uniform_(-0.1, 0.1, generator=generator)
         if isinstance(value, ShardedTensor):
             for local in value.local_shards():
@@ -106,26 +116,40 @@ def held(model: DistributedModelParallel) -> Shards:
     return found
 
 
+def optimizers_of(model: nn.Module, of_tables: Any, dense: float = 0.5) -> list[torch.optim.Optimizer]:
+    """Optimizers of what no fused kernel trains: the dense part, and tables that are copied to all ranks."""
+    parameters = dict(in_backward_optimizer_filter(model.named_parameters()))
+    tables = [parameters.pop(name) for name in list(parameters) if of_table(name)]
+    kind, settings = of_tables
+    found = [torch.optim.SGD(parameters.values(), lr=dense)]
+    return [*found, kind(tables, **settings)] if tables else found
+
+
 def train() -> tuple[list[float], list[Shards]]:
     """What each rank runs: mean losses over all ranks, and what each of them holds."""
     model = make_model()
     return run_steps(shard(model, planned(model).sharding_plan))
 
 
-def run_steps(model: DistributedModelParallel) -> tuple[list[float], list[Shards]]:
-    """Train: tables are updated in the backward pass, the rest by its own optimizer, gradients averaged."""
-    initialise(model)
-    of_tables = {name for name, _ in model.named_parameters() if ".embedding_bags." in name}
-    dense = [parameter for name, parameter in model.named_parameters() if name not in of_tables]
-    optimizer, losses = torch.optim.SGD(dense, lr=0.5), []
-    for features, ids, clicks in batches(distributed.get_rank()):
-        optimizer.zero_grad()
-        loss = nn.functional.binary_cross_entropy_with_logits(model(features, ids).squeeze(-1), clicks)
-        loss.backward()
+def step(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], batch: Any) -> float:
+    """Train one step: tables in the backward pass, the rest by optimizers, gradients averaged. The mean loss."""
+    features, ids, clicks = batch
+    loss = nn.functional.binary_cross_entropy_with_logits(model(features, ids).reshape(-1), clicks)
+    loss.backward()
+    for optimizer in optimizers:
         optimizer.step()
-        mean = loss.detach() / distributed.get_world_size()
-        distributed.all_reduce(mean)
-        losses.append(mean.item())
+        optimizer.zero_grad()
+    mean = loss.detach()
+    if distributed.is_initialized():
+        distributed.all_reduce(mean.div_(distributed.get_world_size()))
+    return float(mean)
+
+
+def run_steps(model: DistributedModelParallel, optimizer: str = "rowwise_adagrad") -> tuple[list[float], list[Shards]]:
+    """Train; losses, and what each rank holds."""
+    initialise(model)
+    optimizers = optimizers_of(model, OPTIMIZERS[optimizer])
+    losses = [step(model, optimizers, batch) for batch in batches(distributed.get_rank())]
     shards: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(shards, held(model))
     return losses, shards

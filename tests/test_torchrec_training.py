@@ -34,7 +34,7 @@ def train_each():
         for name, plan in plans.items():
             found[optimizer, name] = train_by(plan, optimizer)
         model = example().make_model(optimizer)
-        found[optimizer, "torchrec"] = example().run_steps(example().shard(model, torchrecs_own(model)))
+        found[optimizer, "torchrec"] = example().run_steps(example().shard(model, torchrecs_own(model)), optimizer)
     model = example().make_model()
     planned = example().planned(model)
     found["rowwise_adagrad", "planned"] = example().run_steps(example().shard(model, planned.sharding_plan))
@@ -60,7 +60,8 @@ def train_by(plan, optimizer="rowwise_adagrad"):
 
     model = example().make_model(optimizer)
     task = task_of_module(model, 2, 1, splits_allowed=True)
-    return example().run_steps(example().shard(model, to_torchrec(plan, task, model, device="cpu")))
+    sharding_plan = to_torchrec(plan, task, model, device="cpu")
+    return example().run_steps(example().shard(model, sharding_plan), optimizer)
 
 
 def torchrecs_own(model):

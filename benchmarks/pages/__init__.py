@@ -5,6 +5,7 @@
 | clients | clients.md | what other people's learners and tests make of the environments |
 | controls | controls.md | what a policy adds over its features, over imitation and over search |
 | decisions | in fidelity.md | what predicted costs are worth to a search |
+| executed | executed.md | plans of every kind, trained by TorchRec on gloo |
 | fidelity | fidelity.md | how true predicted costs are |
 | flexshard | flexshard.md | rows in tiers against the linear relaxation, in bytes sent, and by PPO |
 | headroom | headroom.md | how much each suite leaves to find; searches for best known plans |

@@ -15,7 +15,8 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import connection, get_context
@@ -41,12 +42,14 @@ class Outcome:
     failure: str | None = None
 
 
-def launch(work: Callable[..., Any], ranks: int, *args: Any, patience: float = PATIENCE) -> list[Any]:
+def launch(
+    work: Callable[..., Any], ranks: int, *args: Any, patience: float = PATIENCE, per_host: int | None = None
+) -> list[Any]:
     """Run `work(*args)` on each rank and return the values. The first failure ends all ranks, told as RankFailed.
 
     `work` is a function of a module, and a script that calls this does so below `if __name__ == "__main__"`: the
     processes import it. Ranks talk by gloo, without a GPU. One that waits longer than `patience` seconds for the
-    others fails.
+    others fails. With `per_host` the ranks are told that they are on several hosts of so many.
     """
     if "RANK" in os.environ:
         return [_in_group(work, args, patience)]
@@ -56,10 +59,13 @@ def launch(work: Callable[..., Any], ranks: int, *args: Any, patience: float = P
     try:
         for rank in range(ranks):
             ours, theirs = spawn.Pipe(duplex=False)
-            told: dict[str, Any] = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
+            local = per_host or ranks
+            told: dict[str, Any] = {"RANK": rank, "WORLD_SIZE": ranks}
+            told |= {"LOCAL_RANK": rank % local, "LOCAL_WORLD_SIZE": local}
             told |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             process = spawn.Process(target=_rank, args=(theirs, told, work, args, patience), daemon=True)
-            process.start()
+            with _alike():
+                process.start()
             theirs.close()  # so that its death is an end of file
             processes.append(process)
             pipes[ours] = rank
@@ -69,6 +75,18 @@ def launch(work: Callable[..., Any], ranks: int, *args: Any, patience: float = P
         return values
     finally:
         _end(processes)
+
+
+@contextmanager
+def _alike() -> Iterator[None]:
+    """Processes that begin here hash words alike: TorchRec tells messages apart by `hash`, see `torchrec.moves`."""
+    own = os.environ.get("PYTHONHASHSEED")
+    os.environ.setdefault("PYTHONHASHSEED", "0")
+    try:
+        yield
+    finally:
+        if own is None:
+            del os.environ["PYTHONHASHSEED"]
 
 
 def _collect(pipes: dict[Connection, int]) -> list[Any]:
