@@ -101,7 +101,6 @@ def task_of(model: nn.Module, world: int, per_host: int, optimizer: str) -> Task
         model,
         world,
         1,
-        ignore_weights=True,
         batch=recommenders.SAMPLES,
         optimizer=optimizer,
         objective="iteration",
