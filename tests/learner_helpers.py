@@ -148,3 +148,13 @@ def refuses_broken(path, load):
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(CorruptFile, match="changed or damaged"):
         load(path)
+
+
+def fresh_net(new_net, scaling, seed=0, greedy=True, random=False):
+    """A score network as training begins with; `random`: with its last layer drawn, too."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        net = new_net(scaling, greedy)
+        if random:
+            torch.nn.init.normal_(net.last)
+        return net

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -27,8 +28,10 @@ from shard_gym_agents.learners.dreamshard_planner import (  # noqa: E402
     play,
 )
 from shard_gym_agents.learners.learner import save_tensors  # noqa: E402
-from tests.learner_helpers import assert_reproducible  # noqa: E402
+from tests.learner_helpers import assert_reproducible, fresh_net  # noqa: E402
 from tests.test_dreamshard import SCALING, ToySuite, relative, toy  # noqa: E402
+
+fresh = partial(fresh_net, new_net, SCALING)
 
 SMALL = Config(updates=10, tasks=3, episodes=8, learning_rate=4e-3, horizon=8)
 H100 = "roofline:h100-v1"
@@ -48,15 +51,6 @@ class Planned:
 def suite(monkeypatch):
     monkeypatch.setitem(simulators.SIMULATORS, "pooling-ms", PoolingMs)
     return ToySuite()
-
-
-def fresh(seed=0, greedy=True, random=False):
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        net = new_net(SCALING, greedy)
-        if random:
-            torch.nn.init.normal_(net.last)
-        return net
 
 
 def costed(tasks, planner=None, lean=0.0):

@@ -1,6 +1,7 @@
 """Policies over options of tables of all kinds of sharding."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -29,26 +30,18 @@ from shard_gym_agents.learners.options import (  # noqa: E402
     new_net,
     play,
 )
-from tests.learner_helpers import assert_reproducible  # noqa: E402
+from tests.learner_helpers import assert_reproducible, fresh_net  # noqa: E402
 
 ROOFLINE = simulators.make("roofline:h100-v2")
 SCALING = np.stack([np.zeros(21), np.ones(21)])
 SCALING[:, 1:3] = [[1e4, 10], [1e5, 10]]
+fresh = partial(fresh_net, new_net, SCALING)
 SMALL = Config(updates=3, tasks=2, episodes=8, learning_rate=4e-3, weights_rate=0.1, horizon=8)
 
 
 def cached(seed, tables=6, fill=0.6, **changes):
     """A task whose rows may be in a cache: 0.6 of its memory holds all tables."""
     return drawn(seed, tables, fill, residences=("hbm", "cached"), host_memory=10**9, **changes)
-
-
-def fresh(seed=0, greedy=True, random=False):
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        net = new_net(SCALING, greedy)
-        if random:
-            torch.nn.init.normal_(net.last)
-        return net
 
 
 def menu_of(*tasks, attempt=0):

@@ -200,15 +200,19 @@ class _OfKinds:
         model, unit = OptionsModel(search.choices, self.end), search.unit
         model.memory()
         self._aim(model, unit)
-        told = None
+        tell = None
         if settings.progress is not None:
             worth = INFINITY if start is None else _makespan(self.task, self.planner, start)
-            better = _teller(settings.progress, self.task, self.planner, worth, self.begun)
-            told = lambda values: better(search.choices.plan(model.chosen(values)))  # noqa: E731
+            tell = _teller(settings.progress, self.task, self.planner, worth, self.begun)
+
+        def plan_of(values: np.ndarray) -> Plan:
+            return search.choices.plan(model.chosen(values))
+
+        told = None if tell is None else (lambda values: tell(plan_of(values)))
         seconds = self.end - time.perf_counter()
         found = model.solve(seconds, settings.gap, settings.seed_of(self.task), search.chosen, told)
         self.value, self.bound = found.value * unit, found.bound * unit
-        return None if found.values is None else search.choices.plan(model.chosen(found.values))
+        return None if found.values is None else plan_of(found.values)
 
     def _aim(self, model: OptionsModel, unit: float) -> None:
         """Say what is to be made small: the makespan, a bound on it, or what shards add near the best plan so far."""
