@@ -2,6 +2,7 @@
 PYTHON ?= $(shell python3.11 -c "print('python3.11')" 2>/dev/null || echo python3)
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
+BUILT := pyproject.toml constraints.txt setup.py shard_gym/core/core.c
 
 .PHONY: leaderboard test lint
 
@@ -18,14 +19,14 @@ lint: .venv/dev.stamp
 
 # The stamp is the last line of its recipe, so an install that broke off is done again.
 # Trained policies need torch. It comes before the rest, so that nothing else decides its version or build.
-.venv/core.stamp: pyproject.toml constraints.txt
+.venv/core.stamp: $(BUILT)
 	$(PYTHON) -m venv .venv
 	$(INSTALL) torch
 	$(INSTALL) -e ".[exact]"
 	touch $@
 
 # torchrec without what it asks for: fbgemm-gpu, which would overwrite fbgemm-gpu-cpu.
-.venv/dev.stamp: pyproject.toml constraints.txt
+.venv/dev.stamp: $(BUILT)
 	$(PYTHON) -m venv .venv
 	$(INSTALL) torch
 	$(INSTALL) -e ".[dev]"

@@ -1,14 +1,17 @@
 """ShardGym: environments, simulators and tasks for sharding the embedding tables of recommendation models."""
 
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from shard_gym import simulators
 from shard_gym.errors import ShardGymError
 from shard_gym.plan.plan import Plan
 from shard_gym.tables.pool import TablePool, make_pool
 from shard_gym.task import suites
-from shard_gym.task.own import make_task
 from shard_gym.task.task import Constraints, Task
+
+if TYPE_CHECKING:  # readers of files are imported when a task is made of one
+    from shard_gym.task.own import make_task
 
 __version__ = "0.1.0"
 __all__ = [
@@ -22,6 +25,15 @@ __all__ = [
     "simulators",
     "suites",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "make_task":
+        from shard_gym.task.own import make_task
+
+        return make_task
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 if find_spec("gymnasium"):  # a bare host that only measures has none
     import gymnasium

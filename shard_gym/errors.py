@@ -23,8 +23,16 @@ class InfeasibleTask(ShardGymError):
     """No device has room; the message names the table, the device and the missing bytes."""
 
 
+class InvalidResult(ShardGymError, ValueError):
+    """A result of a run has a field that no run could give."""
+
+
 class CorruptFile(ShardGymError, ValueError):
     """A file is not what it says it is; the message names the path and where in it."""
+
+
+class InUse(ShardGymError, BlockingIOError):
+    """Another process writes to a folder; the message says which."""
 
 
 class MissingDependency(ShardGymError, ImportError):
@@ -33,6 +41,10 @@ class MissingDependency(ShardGymError, ImportError):
 
 class SimulatorError(ShardGymError):
     """A simulator cannot answer what it was asked."""
+
+
+class CoreError(ShardGymError, ImportError):
+    """The compiled core that was asked for, or is there, cannot be used; the message says what to do."""
 
 
 class SettingsIgnored(UserWarning):

@@ -23,10 +23,11 @@ import numpy as np
 
 from shard_gym.bounds.prices import prices
 from shard_gym.bounds.shares import Pieces, Share, no_bound, pieces_of, shares_of
-from shard_gym.errors import InfeasibleTask
+from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.memory.usage import table_bytes
 from shard_gym.plan.feasibility import disproof, no_room
 from shard_gym.plan.forms import Forms, beyond_columns
+from shard_gym.records.guard import expect
 from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.task.links import Links
 from shard_gym.task.task import Task
@@ -60,8 +61,11 @@ def lower_bound(task: Task, simulator: Simulator, budget: float = 1.0) -> float:
 
 def certificate(task: Task, simulator: Simulator, budget: float = 1.0) -> Bound:
     """The best bound found in about `budget` seconds, at the least the time of one, and what binds."""
+    expect(task, Task, InvalidTask)
     if not isinstance(simulator, FastSimulator):
         raise no_bound(simulator)
+    if not isinstance(budget, int | float):
+        raise InvalidTask(f"a budget is seconds, got {budget!r:.60}")
     fast = simulator.uncounted
     if beyond_columns(task):
         return _of_kinds(task, fast)

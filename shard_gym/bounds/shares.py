@@ -109,8 +109,9 @@ def shares_of(simulator: FastSimulator, pieces: Pieces, phase: str, devices: int
 
 def no_bound(simulator: Simulator) -> SimulatorError:
     """The error of a simulator that does not tell how its costs rise as tables are added."""
+    name = getattr(simulator, "id", type(simulator).__name__)
     return SimulatorError(
-        f"no bound is known for {simulator.id}: give a roofline or a learned simulator (not with a published network, "
+        f"no bound is known for {name}: give a roofline or a learned simulator (not with a published network, "
         "whose costs may fall as tables are added)"
     )
 

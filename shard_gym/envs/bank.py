@@ -23,6 +23,7 @@ from shard_gym.simulators import Simulator
 from shard_gym.simulators.collectives import mixed
 from shard_gym.tables.pool import FEATURES
 from shard_gym.task import suites
+from shard_gym.task.suite import SuiteTasks
 from shard_gym.task.suites import SPLITS, Suite
 from shard_gym.task.task import Task
 
@@ -38,19 +39,24 @@ class Bank:
     features raw.
     """
 
-    tasks: tuple[Task, ...]
+    tasks: Sequence[Task]
     scaling: tuple[np.ndarray, np.ndarray] = _UNSCALED
     suite: Suite | None = None
     split: str = "train"  # of the suite
     split_action: bool = False  # whether episodes may halve tables, where their task allows splits
 
     def __post_init__(self) -> None:
-        if not self.tasks or not all(isinstance(task, Task) for task in self.tasks):
+        if not self.tasks or not all(isinstance(task, Task) for task in self._told):
             raise InvalidTask(f"tasks are a suite's name or at least one shard_gym.Task, got {self.tasks!r:.80}")
-        if len(devices := {task.num_devices for task in self.tasks}) > 1:
+        if len(devices := {task.num_devices for task in self._told}) > 1:
             raise InvalidTask(f"tasks of one environment have the same number of devices, got {sorted(devices)}")
         self._check_kinds()
         _check_scaling(self.scaling)
+
+    @property
+    def _told(self) -> Sequence[Task]:
+        """The tasks to check: of a suite's the first, which the others are like; they are made when they are drawn."""
+        return self.tasks[:1] if isinstance(self.tasks, SuiteTasks) else self.tasks
 
     @property
     def kinds(self) -> bool:
@@ -78,7 +84,7 @@ class Bank:
             )
 
     def _check_kinds(self) -> None:
-        for task in self.tasks:
+        for task in self._told:
             self.refuse_other_actions(task)
         if self.kinds and self.split_action:
             raise InvalidTask("tasks of more kinds of sharding have an action that halves: leave out split_action")
@@ -95,7 +101,7 @@ class Bank:
         if not isinstance(tasks, str | Suite):
             return cls(tuple(tasks) if isinstance(tasks, Iterable) else (tasks,))
         suite = suites.get(tasks) if isinstance(tasks, str) else tasks
-        return cls(suite.tasks(split), suite.feature_scaling(), suite, split, suite.split_action)
+        return cls(suite.bank_of(split), suite.feature_scaling(), suite, split, suite.split_action)
 
     def standardised(self, task: Task) -> np.ndarray:
         """Features of a task's tables by the scaling, (N, 21) float32."""
@@ -113,6 +119,8 @@ class Bank:
 
     def most_nodes(self) -> int:
         """Nodes of the task that has the most of them; its tables where there are no split actions."""
+        if isinstance(self.tasks, SuiteTasks) and not self.split_action:
+            return self.tasks.most_tables
         return max(len(Nodes.of(task, self.split_action)) for task in self.tasks)
 
     def prepared(self, task: Task, simulator: Simulator, index: int | None = None) -> Prepared:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
@@ -13,12 +13,9 @@ from gymnasium import spaces
 from shard_gym import simulators
 from shard_gym.envs import rewards
 from shard_gym.envs.bank import Bank, Settings
-from shard_gym.envs.canvas import Window
-from shard_gym.envs.drawing import picture
 from shard_gym.envs.episodes import ORDERS, Episode, hashed, shuffled, task_index
 from shard_gym.envs.kind_states import begun
 from shard_gym.envs.observations import OBSERVATIONS
-from shard_gym.envs.render import describe
 from shard_gym.envs.rewards import INFOS, NUMBERS, REWARDS
 from shard_gym.envs.states import State
 from shard_gym.errors import InvalidTask, ShardGymError, UnknownName
@@ -27,6 +24,9 @@ from shard_gym.plan.ways import Actions
 from shard_gym.simulators import FastSimulator, Latency, Simulator
 from shard_gym.task.suites import Suite
 from shard_gym.task.task import Task
+
+if TYPE_CHECKING:  # pictures are imported when one is drawn
+    from shard_gym.envs.canvas import Window
 
 _TOLD = {"action_mask": None, **NUMBERS}  # copied by every step
 
@@ -164,6 +164,10 @@ class ShardingEnv(gym.Env[Any, Any]):
 
     def draw(self, state: State) -> str | np.ndarray | None:
         """A state as `render` shows it."""
+        from shard_gym.envs.canvas import Window
+        from shard_gym.envs.drawing import picture
+        from shard_gym.envs.render import describe
+
         if self.render_mode == "ansi":
             return describe(state)
         suite = self.bank.suite

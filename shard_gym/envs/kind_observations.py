@@ -5,25 +5,23 @@ The functions on arrays are for one episode or for many, a row each.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 
 from shard_gym.envs.episodes import Prepared, Scales
+from shard_gym.envs.kind_ahead import costs_ahead, devices_ahead
 from shard_gym.envs.kind_states import KindState, share_placed, stage_shown
 from shard_gym.envs.kinds import EXTRA
 from shard_gym.envs.observations import FAR, INF, LIMIT, TINY, WIDTH, Observation, _box, device_rows
 from shard_gym.plan.nodes import MOST_HALVINGS
 from shard_gym.plan.sharing import Sharing
 from shard_gym.plan.ways import Actions
-from shard_gym.simulators import FastSimulator
-from shard_gym.task.task import Task
 
 KIND_WIDTH = WIDTH + EXTRA
 STATE = KIND_WIDTH + 7  # numbers of "flat" before those of devices and actions
 PER_DEVICE = 4  # numbers of "flat" for each device
-NUMBERS_AT_ONCE = 2**17  # numbers of sums decoded in one call where every action is tried in turn
 
 
 def table_space(prepared: Prepared, most: int) -> spaces.Box:
@@ -94,40 +92,26 @@ def host_free(placing: Sharing) -> np.ndarray:
 
 
 def ahead_space(prepared: Prepared, most: int) -> spaces.Dict:
-    """The space of `full`, and costs of actions."""
-    cost = _box(-INF, INF, Actions.of(prepared.task).placing)
-    return spaces.Dict([*full_space(prepared, most).spaces.items(), ("ahead", cost)])
+    """The space of `full`, and what each action leads to."""
+    actions = Actions.of(prepared.task)
+    shown = ("ahead", _box(-INF, INF, actions.count, actions.devices, 2)), ("bytes", _box(0, INF, actions.count))
+    return spaces.Dict([*full_space(prepared, most).spaces.items(), *shown])
 
 
 def ahead(state: KindState, most: int) -> dict[str, np.ndarray]:
-    """Observation `full`, and costs of actions that place the next piece; see `costs_ahead`."""
+    """Observation `full`; costs of devices after each action, and bytes that it takes, see `devices_ahead`."""
     p, shown = state.prepared, full(state, most)
-    cost = costs_ahead(p.task, p.simulator, state.placing, np.zeros(1, np.int64), np.array([state.done]))[0]
-    return shown | {"ahead": (cost * p.scales.num_devices / p.total_cost).astype(np.float32)}
+    told = devices_ahead(p.task, p.simulator, state.placing, np.zeros(1, np.int64), np.array([state.done]))
+    ms, size = ahead_rows(np.array([p.total_cost]), p.task.capacity[None], *told)
+    return shown | {"ahead": ms[0], "bytes": size[0]}
 
 
-def costs_ahead(task: Task, simulator: Any, placing: Sharing, plans: np.ndarray, over: np.ndarray) -> np.ndarray:
-    """Cost of the dearest device that each placing action of some plans puts the next piece on, (b, A - 2) ms.
-
-    Where the task leaves no such choice, and in plans that are over, (b,), nothing is added.
-    """
-    assert isinstance(simulator, FastSimulator)
-    does, used = placing.does[:-2], reached(placing.actions)[:-2]
-    parts = placing.parts(plans)
-    cost, count = np.empty((len(plans), len(does))), max(1, NUMBERS_AT_ONCE // (len(does) * placing.sums[0].size))
-    for at in range(0, len(plans), count):
-        some = slice(at, at + count)
-        added = placing.ways.vector[parts[some][:, does]] * (used[..., None] & ~over[some, None, None, None])
-        found = simulator.decode(task, placing.sums[plans[some], None] + added).cost(task.objective)  # (b, A, K)
-        cost[some] = np.where(used, found, 0).max(axis=2)
-    return cost
-
-
-def reached(actions: Actions) -> np.ndarray:
-    """True for devices that each action puts something on, (A, K)."""
-    start, device = actions.start[:, None], np.arange(actions.devices)
-    used: np.ndarray = (device >= start) & (device < start + actions.reach[actions.does][:, None])
-    return used
+def ahead_rows(
+    total_cost: np.ndarray, capacity: np.ndarray, ms: np.ndarray, size: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """`devices_ahead` over even shares of single costs, and over all devices' memory, float32."""
+    share, memory = total_cost / capacity.shape[1], capacity.sum(axis=1)
+    return (ms / share[:, None, None, None]).astype(np.float32), (size / memory[:, None]).astype(np.float32)
 
 
 class NextPiece(NamedTuple):

@@ -15,7 +15,7 @@ from shard_gym.plan.forms import Forms
 from shard_gym.plan.nodes import MOST_HALVINGS, Nodes
 from shard_gym.plan.ways import Actions, Ways
 from shard_gym.simulators import FastSimulator
-from shard_gym.simulators.base import costs_alone
+from shard_gym.simulators.single import costs_alone
 from shard_gym.task.task import Task
 
 EXTRA = 5  # numbers of the "table" observation beside those of other environments

@@ -13,7 +13,7 @@ from shard_gym.envs.episodes import Prepared, Scales
 from shard_gym.envs.states import State
 from shard_gym.plan.nodes import MOST_HALVINGS
 from shard_gym.simulators import FastSimulator
-from shard_gym.simulators.base import costs_with
+from shard_gym.simulators.single import costs_with
 from shard_gym.tables.pool import FEATURES
 
 WIDTH = len(FEATURES) + 1

@@ -68,7 +68,8 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
     which takes longer than its steps.
 
     **Arrays.** What is returned is yours, unless `copy=False`: then observations are views of arrays that the next
-    `step` or `reset` overwrites, which saves time where they are large.
+    `step` or `reset` overwrites, which saves time where they are large. What "set" shows of tables and devices stays as
+    it is while no episode begins: these arrays are read only, and the same from step to step.
     """
 
     def __init__(

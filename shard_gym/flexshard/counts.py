@@ -26,7 +26,8 @@ from shard_gym.errors import InvalidPool, UnknownName
 from shard_gym.flexshard.curves import Curve, from_counts
 from shard_gym.records.numbers import whole
 from shard_gym.torchrec.batches import batch_bags
-from shard_gym.torchrec.logs import OUTSIDE, Log, bags_of, with_bar
+from shard_gym.torchrec.cells import bags_of
+from shard_gym.torchrec.logs import OUTSIDE, Log, with_bar
 
 CAPACITY = 2**24  # rows counted exactly, and rows kept of each sketch
 SURE = 20  # a row is frequent if its count is so many times what may be missing from it

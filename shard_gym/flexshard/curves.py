@@ -17,6 +17,7 @@ import numpy as np
 
 from shard_gym.errors import CorruptFile, InvalidPool
 from shard_gym.records import tensors as card_files
+from shard_gym.records.guard import guarded
 
 SCHEMA = "shard-gym/row-curve/1"
 EXACT_ROWS = 4096  # the most frequent rows of a formula stand alone
@@ -32,6 +33,7 @@ class Curve:
     rows: np.ndarray  # (M,) int64
     error: float = 0.0  # share by which the probability of a row may be off
 
+    @guarded("a curve", InvalidPool)
     def __post_init__(self) -> None:
         try:
             p = np.array(self.probability, np.float64)
@@ -145,6 +147,7 @@ def power_law(rows: int, length: float, exponent: float) -> Curve:
     return zipf_mandelbrot(rows, length, exponent, 0.0)
 
 
+@guarded("a curve by a formula", InvalidPool)
 def zipf_mandelbrot(rows: int, length: float, exponent: float, shift: float) -> Curve:
     """Row r has probability proportional to (r + shift) ** -exponent, none above 1, that sum to `length`."""
     if not 0 <= exponent < math.inf or not 0 <= shift < math.inf:
@@ -152,6 +155,7 @@ def zipf_mandelbrot(rows: int, length: float, exponent: float, shift: float) -> 
     return of_formula(lambda rank: (rank + shift) ** -exponent, rows, length)
 
 
+@guarded("a curve by a formula", InvalidPool)
 def of_formula(weight: Callable[[np.ndarray], np.ndarray], rows: int, length: float, grain: float = GRAIN) -> Curve:
     """Weights by rank 1, 2, ..., descending, scaled to sum to `length` with none above 1.
 

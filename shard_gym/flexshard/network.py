@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from shard_gym.errors import InvalidTask, UnknownName
+from shard_gym.records.guard import guarded
 from shard_gym.records.numbers import whole
 
 # Copies that data-parallel parameters and their gradients take in a framework: TorchRec's dense multiplier.
@@ -45,6 +46,7 @@ class Network:
     gpus: int = 0  # 0: nodes times gpus_per_node, which it must be
     overlap: str = "none"  # one of OVERLAPS
 
+    @guarded("a network", InvalidTask)
     def __post_init__(self) -> None:
         try:
             for name in ("nodes", "gpus_per_node", "gpus"):
@@ -96,7 +98,7 @@ NETWORKS: Mapping[str, Network] = {"a100-4x8": _A100, "flexshard-4x8": _PAPER}
 
 def network(name: str) -> Network:
     """A preset by its name."""
-    if name not in NETWORKS:
+    if not isinstance(name, str) or name not in NETWORKS:
         raise UnknownName("network", name, NETWORKS)
     return NETWORKS[name]
 

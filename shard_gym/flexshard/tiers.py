@@ -22,6 +22,7 @@ from shard_gym.flexshard.curves import Curve
 from shard_gym.flexshard.network import COPIES, TIERS, Line, Network, Rows, costs, lines
 from shard_gym.plan.plan import Plan
 from shard_gym.records.files import read_json, write_whole
+from shard_gym.records.guard import expect, guarded
 from shard_gym.records.numbers import whole
 
 SCHEMA = "shard-gym/tiered-plan/1"
@@ -42,8 +43,10 @@ class SequenceTable:
     element_bytes: int = 4
     pooled: bool = False
 
+    @guarded("rows and tiers", InvalidTask)
     def __post_init__(self) -> None:
         sizes = dim, element_bytes = _whole(self, "dim"), _whole(self, "element_bytes")
+        expect(self.curve, Curve, InvalidTask)
         if min(sizes) < 1:
             raise InvalidTask(f"table {self.name!r} needs dim and element_bytes from 1, got {dim} and {element_bytes}")
 
@@ -63,8 +66,12 @@ class RowTask:
     extra_bytes: float = 0.0  # a GPU may use, beyond what it uses if all rows are split over all GPUs
     copies: float = COPIES  # of a replicated row that a GPU keeps: weights, gradients, state
 
+    @guarded("rows and tiers", InvalidTask)
     def __post_init__(self) -> None:
         object.__setattr__(self, "tables", tuple(self.tables))
+        expect(self.network, Network, InvalidTask)
+        for table in self.tables:
+            expect(table, SequenceTable, InvalidTask)
         names = [table.name for table in self.tables]
         if not names or len(set(names)) < len(names):
             raise InvalidTask(f"a task needs tables with names of their own, got {names}")
@@ -100,6 +107,7 @@ class TieredPlan:
     dp_rows: tuple[int, ...]
     flex_rows: tuple[int, ...]
 
+    @guarded("rows and tiers", InvalidTask)
     def __post_init__(self) -> None:
         try:
             for name in ("dp_rows", "flex_rows"):
@@ -130,15 +138,14 @@ class TieredPlan:
     def load(cls, path: str | Path, task: RowTask) -> TieredPlan:
         """Read what `save` wrote; a plan for other tables is refused."""
         data: Any = read_json(path)
-        try:
+        with guarded(f"{path} is no tiered plan"):
             if data["schema"] != SCHEMA:
                 raise CorruptFile(f"{path} has schema {data['schema']}, expected {SCHEMA}")
-            told = data["tables"]
-            if {name: t["rows"] for name, t in told.items()} != {t.name: t.curve.num_rows for t in task.tables}:
-                raise InvalidPlan(f"{path} is a plan for tables of other names or rows")
-            plan = cls(*(tuple(told[t.name][tier] for t in task.tables) for tier in ("dp", "flex")))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise CorruptFile(f"{path} is no tiered plan: {error}") from error
+            rows = {name: told["rows"] for name, told in data["tables"].items()}
+            tiers = {name: (told["dp"], told["flex"]) for name, told in data["tables"].items()}
+        if rows != {t.name: t.curve.num_rows for t in task.tables}:
+            raise InvalidPlan(f"{path} is a plan for tables of other names or rows")
+        plan = cls(*(tuple(tiers[t.name][tier] for t in task.tables) for tier in (0, 1)))
         check(task, plan)
         return plan
 
@@ -159,6 +166,8 @@ class Worth:
 
 def check(task: RowTask, plan: TieredPlan) -> None:
     """Refuse a plan that is not one for these tables."""
+    expect(task, RowTask, InvalidTask)
+    expect(plan, TieredPlan, InvalidPlan)
     if len(plan.dp_rows) != len(task.tables):
         raise InvalidPlan(f"the plan is for {len(plan.dp_rows)} tables, the task has {len(task.tables)}")
     for table, dp, flex in zip(task.tables, plan.dp_rows, plan.flex_rows, strict=True):

@@ -43,7 +43,7 @@ def survey(options: argparse.Namespace) -> None:
     """Survey until done, or until this call's time is over."""
     settings = settings_of(options)
     noise = NOISE[settings.device.partition(":")[0]] if options.noise is None else options.noise
-    stop_at = time.time() + options.stop_after
+    stop_at = time.monotonic() + options.stop_after
     run = Survey(options.plan, options.out, settings, options.minutes, options.workers, noise, stop_at)
     try:
         run.run(_tell)

@@ -11,6 +11,7 @@ import json
 import math
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -23,15 +24,20 @@ import numpy as np
 from shard_gym.errors import CorruptFile, ShardGymError, SimulatorError
 from shard_gym.measuring.fbgemm import Bench, Settings, simulator_id
 from shard_gym.measuring.host import hardware, pinned, versions
-from shard_gym.measuring.measurements import KINDS, Measurements, repeat_noise
+from shard_gym.measuring.measurements import KINDS, UNKNOWN, WHEN, Measurements, repeat_noise
 from shard_gym.measuring.operator import require
 from shard_gym.measuring.shards import Shard, Source
 from shard_gym.records import ledger
 from shard_gym.records.files import read_json, write_whole
+from shard_gym.records.guard import parsed_json
+from shard_gym.records.locks import held
+from shard_gym.records.numbers import whole
+from shard_gym.records.processes import end_with_parent
 
 SCHEMA = "shard-gym/campaign/1"
-HEAD, LOCK, PACKED = "campaign.json", "lock", "measurements.npz"
+HEAD, PACKED = "campaign.json", "measurements.npz"
 TIMES = ("forward_ms", "backward_ms", "forward_spread", "backward_spread")
+LONGEST_MS = 1e9  # of a run
 PROGRESS_SECONDS = 5.0
 ATTEMPTS = 2  # at a shard that its worker did not outlive
 REFUSED, DEVICE_LOST = 1, 3  # exit codes of workers
@@ -45,13 +51,13 @@ Row = dict[str, Any]
 class Until:
     """End of a run: at the deadline, but not before so many shards are measured; at `stop_at` in any case."""
 
-    deadline: float  # time.time()
+    deadline: float  # time.monotonic(), which all processes of a host share and nobody sets
     at_least: int
     stop_at: float
 
     def over(self, measured: int) -> bool:
         """True if it is time to stop."""
-        now = time.time()
+        now = time.monotonic()
         return now >= self.stop_at or (now >= self.deadline and measured >= self.at_least)
 
 
@@ -69,18 +75,20 @@ class Campaign:
     ) -> Measurements:
         """Measure what is missing until done or out of budget, then pack; `workers` 0 is one a core or GPU.
 
-        However small the budget, `at_least` so many shards are measured, unless `stop_at`, a time.time(), comes first.
+        However small the budget, `at_least` so many shards are measured, unless `stop_at` comes first, which is of
+        time.monotonic().
         """
-        until = Until(time.time() + budget_seconds, at_least, stop_at)
+        until = Until(time.monotonic() + budget_seconds, at_least, stop_at)
         require(self.settings.device)
         self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            with ledger.opened(self.folder / LOCK, wait=False):
-                self._open()
+        with held(self.folder):
+            self._open()
+            try:
                 self._measure(workers, until)
-                return self.pack()
-        except BlockingIOError:
-            raise SimulatorError(f"another campaign is measuring in {self.folder}; wait for it or end it") from None
+            except KeyboardInterrupt:
+                sys.stderr.write(f"stopped; {self.folder} keeps what was measured, the same command goes on\n")
+                raise
+            return self.pack()
 
     def rows(self) -> dict[int, Row]:
         """Answers on disk, by index of the shard. Waits for workers of a killed run to let go of their files."""
@@ -91,8 +99,10 @@ class Campaign:
         self._open()
         rows = self.rows()
         good = {i: row for i, row in rows.items() if "error" not in row}
+        first = min((row["at"] for row in good.values()), default=0.0)
+        good = {i: row | {"at": row["at"] - first} for i, row in good.items()}
         picked = range(len(self.source)) if self.source.keeps_all else sorted(good)
-        unknown = dict.fromkeys(TIMES, math.nan)
+        unknown = dict.fromkeys(TIMES, math.nan) | UNKNOWN
         packed = as_measurements([self.source.shard(i) for i in picked], [good.get(i, unknown) for i in picked], {})
         outcome = {
             "measured": len(good),
@@ -109,8 +119,11 @@ class Campaign:
         rows: dict[int, Row] = {}
         begun: Counter[int] = Counter()
         for path in sorted(self.folder.glob("rows-*.jsonl")):
+            worker = path.stem.removeprefix("rows-")
             for row in _rows_of(path):
-                index = row["index"]
+                if (index := row["index"]) >= len(self.source):
+                    raise CorruptFile(f"{path} measures shard {index}, there are {len(self.source)}")
+                row["worker"] = int(worker) if worker.isdecimal() else UNKNOWN["worker"]
                 if "begun" in row:
                     begun[index] += 1
                 elif index in rows:
@@ -134,6 +147,8 @@ class Campaign:
             write_whole(head, json.dumps(ours | {"begun": time.strftime("%Y-%m-%d")}, indent=1))
             return
         theirs = read_json(head)
+        if not isinstance(theirs, dict):
+            raise CorruptFile(f"{head} is no object")
         if other := [key for key in ours if theirs.get(key) != json.loads(json.dumps(ours[key]))]:
             told = "; ".join(f"{key} {theirs.get(key)} there, {ours[key]} here" for key in other)
             raise SimulatorError(f"{self.folder} holds another campaign, give --out another folder: {told}")
@@ -192,10 +207,10 @@ class Campaign:
             alive[0].join(PROGRESS_SECONDS)
             done = self._answers() - before
             if not first and done:
-                first, seen = time.time(), done
-            minutes = (time.time() - first) / 60
+                first, seen = time.monotonic(), done
+            minutes = (time.monotonic() - first) / 60
             rate = (done - seen) / minutes if first and minutes else 0.0
-            left = min((missing - done) / rate if rate else math.inf, max(deadline - time.time(), 0) / 60)
+            left = min((missing - done) / rate if rate else math.inf, max(deadline - time.monotonic(), 0) / 60)
             told = f"{rate:.0f} a minute, {left:.1f} min left" if rate else "starting"
             total = f"/{missing}" if missing < ENDLESS else ""
             sys.stderr.write(f"{done}{total} shards, {told}\n")
@@ -228,7 +243,7 @@ def places(device: str, workers: int) -> list[tuple[str, int | None]]:
 def as_measurements(shards: list[Shard], times: list[dict[str, float]], card: dict[str, Any]) -> Measurements:
     """Shards and their times as columns."""
     pools = tuple(dict.fromkeys(s.pool for s in shards))
-    columns: dict[str, Any] = {c: np.array([t[c] for t in times], np.float32) for c in TIMES}
+    columns: dict[str, Any] = {c: np.array([t[c] for t in times]) for c in (*TIMES, *WHEN)}
     return Measurements(
         offsets=np.cumsum([0, *(len(s.table) for s in shards)]),
         pool=np.array([pools.index(s.pool) for s in shards], np.uint8),
@@ -245,7 +260,8 @@ def as_measurements(shards: list[Shard], times: list[dict[str, float]], card: di
 def _work(campaign: Campaign, number: int, place: tuple[str, int | None], indices: list[int], until: Until) -> None:
     """Measure a share in this process, two lines a shard; stop when out of time or when the parent is gone."""
     device, core = place
-    parent = os.getppid()
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this one
     try:
         with (
             ledger.opened(campaign.folder / f"rows-{number}.jsonl") as rows,
@@ -254,7 +270,7 @@ def _work(campaign: Campaign, number: int, place: tuple[str, int | None], indice
             bench = Bench(replace(campaign.settings, device=device))
             bench.take_memory()
             for done, index in enumerate(indices):
-                if until.over(done) or os.getppid() != parent:
+                if until.over(done):
                     return
                 rows.append({"index": index, "begun": round(time.time(), 1)})
                 answer = _answer(bench, campaign.source.shard(index), index)
@@ -282,8 +298,13 @@ def _rows_of(path: Path) -> list[Row]:
 
 
 def _row(line: bytes) -> Row:
-    row = json.loads(line)
-    known = "error" in row or "begun" in row or all(row[t] >= 0 for t in TIMES)
-    if not isinstance(row["index"], int) or not known:
-        raise ValueError("a time is negative or no number")
+    row = parsed_json(line)
+    if whole(row["index"]) < 0:
+        raise ValueError("an index is below 0")
+    if "begun" not in row and not isinstance(row.get("error", ""), str):
+        raise ValueError("an error is text")
+    if "begun" not in row and "error" not in row:
+        if not all(0 <= row[t] < LONGEST_MS for t in TIMES):
+            raise ValueError("a time is negative or no number")
+        whole(row.get("repeated", 0))
     return row

@@ -23,6 +23,7 @@ from shard_gym.measuring.measurements import Measurements, at_pace_of
 from shard_gym.measuring.predictors import FOLDS, NORMAL_90, Shards, bounds, errors, shards_of
 from shard_gym.records import commands
 from shard_gym.records.files import read_json
+from shard_gym.records.guard import guarded
 from shard_gym.simulators import features
 from shard_gym.simulators.networks import (
     ARCHITECTURES,
@@ -399,10 +400,18 @@ def write(options: argparse.Namespace) -> None:
         weights.card["id"] = options.id
     weights.card["role"] = options.role
     if options.comm:
-        weights.card["links"] = read_json(options.comm)["fit"]["all"]["links"]
+        weights.card["links"] = _links(options.comm)
     weights.card["command"] = options.command
     weights.save(options.out)
     sys.stderr.write(f"{options.out}: {json.dumps(weights.card['held_out'])}\n")
+
+
+def _links(path: Path) -> dict[str, Any]:
+    """The links of a file of all-to-alls."""
+    with guarded(f"{path} holds no fit of all-to-alls"):
+        links: dict[str, Any] = read_json(path)["fit"]["all"]["links"]
+        links_of({"links": links})
+        return links
 
 
 def main(argv: Sequence[str] | None = None) -> int:

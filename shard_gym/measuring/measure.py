@@ -31,6 +31,7 @@ from shard_gym.measuring.shards import ALL_DIMS, MIN_POOLING, SHARES, Drawn, Lis
 from shard_gym.records import commands
 from shard_gym.records.commands import seconds
 from shard_gym.records.files import read_json, write_whole
+from shard_gym.records.processes import end_with_parent
 from shard_gym.task.links import Links
 
 SCHEMA = "shard-gym/all-to-all/1"
@@ -252,6 +253,7 @@ def _world(device: str, world: int, todo: list[tuple[int, list[int]]]) -> list[d
 
 def _rank(device: str, rank: int, world: int, todo: list[tuple[int, list[int]]], folder: str) -> None:
     """One process: take part in every all-to-all; rank 0 writes down what all ranks saw."""
+    end_with_parent()
     import torch
     import torch.distributed as dist
 

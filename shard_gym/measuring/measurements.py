@@ -11,7 +11,6 @@ import hashlib
 import io
 import json
 import re
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import combinations
@@ -22,10 +21,12 @@ import numpy as np
 
 from shard_gym.errors import CorruptFile, InvalidPool, UnknownName
 from shard_gym.records.files import write_whole
+from shard_gym.records.guard import arrays_of, guarded, parsed_json
 from shard_gym.tables.metasyn import load_metasyn
 from shard_gym.tables.pool import TablePool
 
 SCHEMA = "shard-gym/measurements/1"
+SCHEMA_2 = "shard-gym/measurements/2"  # of those that say who measured each shard, and when
 KINDS = ("single", "random", "light", "heavy", "searched", "repeat")
 _PER_SHARD = {
     "pool": np.uint8,
@@ -38,6 +39,8 @@ _PER_SHARD = {
 }
 _PER_TABLE = {"table": np.int32, "dim": np.int16}
 COLUMNS = {"offsets": np.int64, **_PER_TABLE, **_PER_SHARD}
+WHEN = {"worker": np.int16, "at": np.float64}
+UNKNOWN = {"worker": -1, "at": np.nan}
 SETTINGS = ("batch", "dtype", "optimizer", "clock", "statistic")  # that two campaigns must share to have one pace
 MIN_SHARED = 20  # shards that two campaigns must both hold for their paces to be compared
 NORMAL_MEDIAN = 0.6745  # of the absolute value of a standard normal
@@ -59,9 +62,15 @@ class Measurements:
     round: np.ndarray  # (S,) uint8: 0 drawn at random; 1, 2, ... built by search on the fit of the round before
     pools: tuple[str, ...]  # names such as "metasyn_0_856"
     card: dict[str, Any] = field(default_factory=dict)
+    worker: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (S,) int16, process that measured it; -1: unknown
+    at: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (S,) float64, seconds since the first; NaN: unknown
 
+    @guarded("measurements", InvalidPool)
     def __post_init__(self) -> None:
-        for column, dtype in COLUMNS.items():
+        for column, unknown in UNKNOWN.items():
+            if not len(getattr(self, column)):
+                object.__setattr__(self, column, np.full(len(self), unknown))
+        for column, dtype in (COLUMNS | WHEN).items():
             array = np.array(getattr(self, column), dtype)
             array.setflags(write=False)
             object.__setattr__(self, column, array)
@@ -74,7 +83,7 @@ class Measurements:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Measurements):
             return NotImplemented
-        columns = all(np.array_equal(getattr(self, c), getattr(other, c), equal_nan=True) for c in COLUMNS)
+        columns = all(np.array_equal(getattr(self, c), getattr(other, c), equal_nan=True) for c in COLUMNS | WHEN)
         return columns and self.pools == other.pools and self.card == other.card
 
     __hash__ = None  # type: ignore[assignment]  # data, not a key; `content_hash` names it
@@ -92,12 +101,21 @@ class Measurements:
     @property
     def content_hash(self) -> str:
         """Hash of columns, pools and card; the same on every machine."""
-        digest = hashlib.sha256(SCHEMA.encode())
-        for column in COLUMNS:
+        digest = hashlib.sha256(self._schema.encode())
+        for column in self._columns:
             array = getattr(self, column)
             digest.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
         digest.update(_card_json(self).encode())
         return digest.hexdigest()[:16]
+
+    @property
+    def _schema(self) -> str:
+        return SCHEMA if (self.worker == UNKNOWN["worker"]).all() else SCHEMA_2
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        """Columns that a file of these measurements has."""
+        return tuple(COLUMNS if self._schema == SCHEMA else COLUMNS | WHEN)
 
     def tables(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """Tables and dims of shard i."""
@@ -114,6 +132,7 @@ class Measurements:
         table, dim = self.tables(i)
         return pool_named(self.pools[self.pool[i]]).take(table).with_(dim=dim.astype(np.int32))
 
+    @guarded("shards are picked by index or by a mask", InvalidPool)
     def take(self, indices: Sequence[int] | np.ndarray) -> Measurements:
         """The shards at `indices` (or where a mask is True), in that order."""
         picked = np.asarray(indices)
@@ -121,7 +140,7 @@ class Measurements:
         sizes = self.tables_per_shard[picked]
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         inside = np.arange(offsets[-1]) - np.repeat(offsets[:-1] - self.offsets[picked], sizes)
-        columns: dict[str, Any] = {c: getattr(self, c)[picked] for c in _PER_SHARD}
+        columns: dict[str, Any] = {c: getattr(self, c)[picked] for c in _PER_SHARD | WHEN}
         columns |= {c: getattr(self, c)[inside] for c in _PER_TABLE}
         return Measurements(offsets, **columns, pools=self.pools, card=self.card)
 
@@ -132,7 +151,7 @@ class Measurements:
             raise InvalidPool("nothing to concatenate: give at least one set of measurements")
         pools = tuple(dict.fromkeys(name for part in parts for name in part.pools))
         columns: dict[str, Any] = {
-            c: np.concatenate([getattr(part, c) for part in parts]) for c in (*_PER_SHARD, *_PER_TABLE)
+            c: np.concatenate([getattr(part, c) for part in parts]) for c in (*_PER_SHARD, *WHEN, *_PER_TABLE)
         }
         renumbered = [np.array([pools.index(n) for n in part.pools], np.uint8)[part.pool] for part in parts]
         columns["pool"] = np.concatenate(renumbered)
@@ -142,6 +161,7 @@ class Measurements:
         return cls(np.concatenate([[0], np.cumsum(sizes)]), **columns, pools=pools, card=card)
 
     @classmethod
+    @guarded("shards to be measured", InvalidPool)
     def unmeasured(
         cls, pool: str, shards: Sequence[tuple[Any, Any]], kind: str = "searched", round: int = 0
     ) -> Measurements:
@@ -168,25 +188,21 @@ class Measurements:
     def save(self, path: str | Path) -> None:
         """Write a compressed .npz, whole or not at all; the card is JSON inside."""
         buffer = io.BytesIO()
-        columns = {c: getattr(self, c) for c in COLUMNS}
+        columns = {c: getattr(self, c) for c in self._columns}
         np.savez_compressed(buffer, **columns, card=np.array(_card_json(self)), hash=np.array(self.content_hash))
         write_whole(path, buffer.getvalue())
 
     @classmethod
     def load(cls, path: str | Path) -> Measurements:
         """Read what `save` wrote; refuses a file that is cut short or does not match its hash."""
-        try:
-            with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as data:
-                head = json.loads(str(data["card"]))
-                columns = {c: data[c] for c in COLUMNS}
-                if head["schema"] != SCHEMA:
-                    raise CorruptFile(f"{path} has schema {head['schema']}, expected {SCHEMA}")
-                loaded = cls(**columns, pools=tuple(head["pools"]), card=head["card"])
-                written = str(data["hash"])
-        except (zipfile.BadZipFile, KeyError, TypeError, ValueError, EOFError, zipfile.LargeZipFile, OSError) as error:
-            if isinstance(error, CorruptFile | FileNotFoundError):
-                raise
-            raise CorruptFile(f"{path} is not a whole file of measurements: {error}") from error
+        with guarded(f"{path} is not a whole file of measurements"):
+            data = arrays_of(path)
+            head = parsed_json(str(data["card"]), f"{path}: its card is not JSON")
+            if head["schema"] not in (SCHEMA, SCHEMA_2):
+                raise CorruptFile(f"{path} has schema {head['schema']}, expected {SCHEMA} or {SCHEMA_2}")
+            columns = {c: data[c] for c in (COLUMNS if head["schema"] == SCHEMA else COLUMNS | WHEN)}
+            loaded = cls(**columns, pools=tuple(head["pools"]), card=head["card"])
+            written = str(data["hash"])
         if loaded.content_hash != written:
             raise CorruptFile(f"{path} says its content is {written}, but it is {loaded.content_hash}")
         return loaded
@@ -266,7 +282,7 @@ def at_pace_of(reference: Measurements, parts: Sequence[Measurements]) -> list[M
 
 
 def _card_json(m: Measurements) -> str:
-    return json.dumps({"schema": SCHEMA, "pools": list(m.pools), "card": m.card}, sort_keys=True)
+    return json.dumps({"schema": m._schema, "pools": list(m.pools), "card": m.card}, sort_keys=True)
 
 
 def _check(m: Measurements) -> None:
@@ -274,8 +290,8 @@ def _check(m: Measurements) -> None:
     if shards < 0 or m.offsets[0] != 0 or m.offsets[-1] != tables or (np.diff(m.offsets) < 1).any():
         raise InvalidPool(f"offsets must rise from 0 to {tables}, the number of tables, with no empty shard")
     for f in fields(m):
-        if f.name in COLUMNS and f.name != "offsets":
-            shape = (shards,) if f.name in _PER_SHARD else (tables,)
+        if f.name in COLUMNS | WHEN and f.name != "offsets":
+            shape = (tables,) if f.name in _PER_TABLE else (shards,)
             if getattr(m, f.name).shape != shape:
                 raise InvalidPool(f"column {f.name} has shape {getattr(m, f.name).shape}, expected {shape}")
     rules = {

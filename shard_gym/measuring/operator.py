@@ -19,6 +19,7 @@ import numpy as np
 from shard_gym.errors import MissingDependency, SimulatorError, UnknownName
 from shard_gym.measuring.host import free_bytes
 from shard_gym.measuring.shards import Ids
+from shard_gym.records.processes import end_with_parent
 from shard_gym.tables.pool import TablePool, make_pool
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def check_operator(device: str, optimizer: str, dtype: str, production: bool) ->
 def check_apart(*settings: Any) -> dict[str, float]:
     """Check the operator in a process of its own: this one takes no memory of a GPU, and outlives a crash."""
     try:
-        with ProcessPoolExecutor(1, get_context("spawn")) as apart:
+        with ProcessPoolExecutor(1, get_context("spawn"), end_with_parent) as apart:
             return apart.submit(check_operator, *settings).result()
     except BrokenProcessPool as error:
         raise SimulatorError(

@@ -184,9 +184,7 @@ class Listed:
         return len(self._list) * self.repeats
 
     def order(self) -> np.ndarray:
-        shards = len(self._list)
-        passes = [np.random.default_rng([self.seed, p]).permutation(shards) + p * shards for p in range(self.repeats)]
-        return np.concatenate([np.zeros(0, np.int64), *passes])
+        return order_of_passes(len(self._list), self.repeats, self.seed)
 
     def describe(self) -> dict[str, Any]:
         return {"shard_file": self._list.content_hash, "repeats": self.repeats, "seed": self.seed}
@@ -196,6 +194,12 @@ class Listed:
         table, dim = self._list.tables(i)
         kind = KINDS[self._list.kind[i]] if index == i else "repeat"
         return Shard(self._list.pools[self._list.pool[i]], table, dim, kind, int(self._list.round[i]))
+
+
+def order_of_passes(shards: int, repeats: int, seed: int) -> np.ndarray:
+    """Indices of passes over a list of shards, each pass in an order of its own."""
+    passes = [np.random.default_rng([seed, p]).permutation(shards) + p * shards for p in range(repeats)]
+    return np.concatenate([np.zeros(0, np.int64), *passes])
 
 
 class Ids:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
+import os
 import sys
 import threading
 import time
@@ -17,17 +17,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
 from shard_gym.errors import SimulatorError
-from shard_gym.measuring import chosen, predictors
+from shard_gym.measuring import chosen, fit, predictors
 from shard_gym.measuring.campaign import ENDLESS, Campaign
 from shard_gym.measuring.fbgemm import Settings
 from shard_gym.measuring.measurements import Measurements, merged, repeat_noise
 from shard_gym.measuring.operator import check_apart
 from shard_gym.measuring.shards import ALL_DIMS, WIDE_DIMS, Drawn, Listed, Mixed, Source
 from shard_gym.records.files import read_json, write_whole
+from shard_gym.records.locks import held
+from shard_gym.records.processes import end_with_parent
 from shard_gym.simulators.learned import Learned
 
 # Minutes of each stage, of 21; a survey of other length gives each the same share.
@@ -65,10 +69,14 @@ class Survey:
     minutes: float = sum(MINUTES.values())
     workers: int = 0
     noise_limit: float = 0.02  # median difference of two measurements of one shard
-    stop_at: float = math.inf  # time.time() at which this call ends in good order
+    stop_at: float = math.inf  # time.monotonic() at which this call ends in good order
 
     def run(self, tell: Callable[[str], None]) -> None:
         """Do every stage that is not done yet, in order."""
+        with held(self.folder):
+            self._run(tell)
+
+    def _run(self, tell: Callable[[str], None]) -> None:
         stages = {
             "shakedown": self._shakedown,
             "planner": lambda: self._measure_role("planner"),
@@ -80,7 +88,7 @@ class Survey:
         for number, (stage, work) in enumerate(stages.items(), start=1):
             if self._done(stage).exists():
                 continue
-            if time.time() >= self.stop_at:
+            if time.monotonic() >= self.stop_at:
                 raise Stopped
             self._fit_beside()
             tell(f"stage {number} of {len(stages)}, {stage}: {self._seconds_left(stage) / 60:.1f} min")
@@ -163,7 +171,7 @@ class Survey:
         campaign = Campaign(self._work(stage), source, self.settings)
         found = campaign.run(self.workers, self._seconds_left(stage), at_least, self.stop_at)
         answered = found.card["measured"] + len(found.card["failed"])
-        if time.time() >= self.stop_at and answered < (len(source) if self._seconds_left(stage) else at_least):
+        if time.monotonic() >= self.stop_at and answered < (len(source) if self._seconds_left(stage) else at_least):
             raise Stopped
         return found
 
@@ -182,7 +190,7 @@ class Survey:
     # --- fits ---
 
     @cached_property
-    def _fits(self) -> dict[str, subprocess.Popen[bytes]]:
+    def _fits(self) -> dict[str, SpawnProcess]:
         """Fits that run beside the next stages."""
         return {}
 
@@ -192,18 +200,22 @@ class Survey:
             if self.settings.device != "cpu" and self._done(role).exists() and not self._weights(role).exists():
                 self._fits[role] = self._fits.get(role) or self._fit(role)
 
-    def _fit(self, role: str) -> subprocess.Popen[bytes]:
+    def _fit(self, role: str) -> SpawnProcess:
         """Begin to fit in a process of its own; what it says goes to a log."""
         architecture = "ours-wide" if role == "judge" else "ours"
-        command = [sys.executable, "-m", "shard_gym.measuring.fit", "--data", str(self._done(role)), "--role", role]
-        command += ["--architecture", architecture, "--seed", str(int(role == "judge"))]
-        with self._work(f"fit-{role}.log").open("ab") as log:
-            return subprocess.Popen([*command, "--out", str(self._weights(role))], stdout=log, stderr=log)
+        told = ["--data", str(self._done(role)), "--role", role, "--architecture", architecture]
+        told += ["--seed", str(int(role == "judge")), "--out", str(self._weights(role))]
+        process = get_context("spawn").Process(target=_fit, args=(told, self._work(f"fit-{role}.log")), daemon=True)
+        process.start()
+        return process
 
     def _fitted(self, role: str) -> Learned:
         """The fitted simulator; a fit that an earlier stage began is waited for, else it is done now."""
         weights = self._weights(role)
-        if not weights.exists() and (self._fits.get(role) or self._fit(role)).wait():
+        if not weights.exists():
+            process = self._fits.get(role) or self._fit(role)
+            process.join()
+        if not weights.exists():
             raise SimulatorError(f"the fit of the {role} failed: {self._work(f'fit-{role}.log')} says why")
         return Learned(weights)
 
@@ -237,11 +249,11 @@ class Survey:
     def _timed(self, stage: str) -> Iterator[None]:
         """Write down every second how long the stage took, so that a killed call counts too."""
         path, ended = self._work(f"{stage}.seconds"), threading.Event()
-        before, begun = self._spent(stage), time.time()
+        before, begun = self._spent(stage), time.monotonic()
 
         def note() -> None:
             while not ended.wait(1.0):
-                write_whole(path, f"{before + time.time() - begun:.1f}")
+                write_whole(path, f"{before + time.monotonic() - begun:.1f}")
 
         thread = threading.Thread(target=note, daemon=True)
         thread.start()
@@ -250,7 +262,16 @@ class Survey:
         finally:
             ended.set()
             thread.join()
-            write_whole(path, f"{before + time.time() - begun:.1f}")
+            write_whole(path, f"{before + time.monotonic() - begun:.1f}")
+
+
+def _fit(arguments: list[str], log: Path) -> None:
+    """Fit in this process, which ends with the survey's; what it says goes to the log."""
+    end_with_parent()
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.exit(fit.main(arguments))
 
 
 def page(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from shard_gym import core
 from shard_gym.memory.shards import IN_UVM, Setup, Shards, Tables
 from shard_gym.memory.storage import Storage, storage
 from shard_gym.task.task import OF_A_BATCH, Task
@@ -69,8 +70,11 @@ def device_sums(values: np.ndarray, placements: np.ndarray, num_devices: int) ->
     """
     placements = np.asarray(placements)
     flat = placements.reshape(-1, placements.shape[-1])
-    add = _by_product if num_devices <= max(8, values.shape[1]) else _by_counting
-    return add(values, flat, num_devices).reshape(*placements.shape[:-1], num_devices, values.shape[1])
+    sums = core.device_sums(values, flat, num_devices)
+    if sums is None:
+        add = _by_product if num_devices <= max(8, values.shape[1]) else _by_counting
+        sums = add(values, flat, num_devices)
+    return sums.reshape(*placements.shape[:-1], num_devices, values.shape[1])
 
 
 def _by_product(values: np.ndarray, flat: np.ndarray, num_devices: int) -> np.ndarray:
@@ -94,7 +98,7 @@ def _by_counting(values: np.ndarray, flat: np.ndarray, num_devices: int) -> np.n
     for h, column in enumerate(values.T):
         weights = np.broadcast_to(column, flat.shape).ravel()
         sums[h] = np.bincount(index, weights, minlength=plans * buckets)
-    return sums.reshape(-1, plans, buckets)[:, :, :num_devices].transpose(1, 2, 0)
+    return sums.reshape(values.shape[1], plans, buckets)[:, :, :num_devices].transpose(1, 2, 0)
 
 
 def device_bytes(task: Task, placements: np.ndarray) -> np.ndarray:

@@ -9,13 +9,17 @@ import numpy as np
 from shard_gym.memory.usage import table_bytes
 from shard_gym.plan.forms import ALL, COPY, DEVICE, HOST, Forms
 from shard_gym.plan.plan import Plan
+from shard_gym.plan.rules import Rules
 from shard_gym.plan.violations import rooms
 from shard_gym.task.constraints import BY_HOST, KINDS, OF_ONE
 from shard_gym.task.task import Constraints, Task
 
 
 def lacking(task: Task, forms: Forms | None = None) -> str | None:
-    """A table that fits in no form, or all of them in their smallest, and what would fit."""
+    """A table that fits in no form, or all of them in their smallest, and what would fit; or moves too few."""
+    if (short := -int(Rules.of(task).moves[0])) > 0:
+        most = task.constraints.max_moves or 0
+        return f"{most + short} tables or more must leave their device in the plan in use, at most {most} may"
     forms = _sizes(task) if forms is None else forms
     fits, (taken, in_host) = forms.fits, forms.taken
     for t in np.flatnonzero(~np.logical_or.reduceat(fits.any(axis=1), forms.first[:-1]))[:1].tolist():

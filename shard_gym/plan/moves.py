@@ -8,7 +8,7 @@ import numpy as np
 
 from shard_gym.errors import InvalidTask
 from shard_gym.memory.usage import optimizer_bytes
-from shard_gym.plan.plan import Plan
+from shard_gym.plan.plan import Plan, check
 from shard_gym.plan.shards import shards
 from shard_gym.plan.violations import violations
 from shard_gym.task.constraints import BY_HOST, OF_ONE
@@ -60,6 +60,8 @@ class Delta:
 
 def delta(task: Task, old: Plan, new: Plan) -> Delta:
     """Moves from the old plan of a task to the new one, which may shard its tables in other ways."""
+    for plan in (old, new):
+        check(task, plan)
     gone = _gone(task, old, new)
     sent, received = _counted(task, gone).tolist()
     numbers = np.stack([getattr(gone, name) for name in _OF_A_MOVE], axis=1)

@@ -177,6 +177,7 @@ class Options:
     def anywhere(self) -> list[np.ndarray]:
         """The mask of each piece if it may go anywhere, int8; copy before you hand it out."""
         masks: dict[bytes, np.ndarray] = {}  # pieces share them: they stay in the cache
-        for changes in self.changes:
-            masks.setdefault(changes.tobytes(), np.append(np.ones(self.count, np.int8), changes.view(np.int8)))
-        return [masks[changes.tobytes()] for changes in self.changes]
+        keys = [changes.tobytes() for changes in self.changes] if self.changes.size else [b""] * len(self.changes)
+        for key in set(keys):
+            masks[key] = np.append(np.ones(self.count, np.int8), np.frombuffer(key, np.int8))
+        return [masks[key] for key in keys]

@@ -194,6 +194,13 @@ class One:
 
     def took(self, row: int, option: int) -> bool:
         """True if an option of a piece is legal: then it is taken."""
+        if option < self._count and not self.tracks:  # in one step: greedies over thousands of devices ask little else
+            left = self._left[option] - self._sizes[row]
+            if left >= 0:
+                self._left[option] = left
+                if left < self.least:
+                    self.least = left
+            return left >= 0
         legal = self.may(row, option)
         if legal:
             self.put(row, option)
@@ -202,6 +209,8 @@ class One:
     def legal(self, row: int) -> np.ndarray:
         """Legal options for a piece, (1, A + X) bool."""
         size = self._sizes[row]
+        if self.least >= size:
+            return self.options.anywhere[row][None] != 0
         return np.array([[*(left >= size for left in self._left), *self.options.changes[row].tolist()]])
 
     def mask(self, row: int) -> np.ndarray:

@@ -14,6 +14,7 @@ import numpy as np
 from shard_gym.errors import CorruptFile, InvalidPlan, InvalidTask
 from shard_gym.memory.shards import CACHE_LOAD_FACTOR
 from shard_gym.records.files import read_json, write_whole
+from shard_gym.records.guard import expect, guarded
 from shard_gym.records.numbers import whole
 from shard_gym.task.constraints import KINDS
 from shard_gym.task.task import RESIDENCES, Task
@@ -21,6 +22,20 @@ from shard_gym.task.task import RESIDENCES, Task
 SCHEMA = "shard-gym/plan/1"
 SCHEMA_2 = "shard-gym/plan/2"  # of plans that the first schema cannot say
 SHARES = {"hbm": 1.0, "uvm": 0.0, "cached": CACHE_LOAD_FACTOR}  # of the rows in the device's memory, unless told
+
+
+class _Devices:
+    """All devices of each piece; where each has one, they are made when asked for: 100,000 tuples take a while."""
+
+    def __get__(self, plan: Plan | None, owner: type) -> tuple[tuple[int, ...], ...]:
+        if plan is None:
+            return ()
+        if plan.__dict__["_devices"] is None:
+            plan.__dict__["_devices"] = tuple(zip(plan.device, strict=True))
+        return plan.__dict__["_devices"]  # type: ignore[no-any-return]
+
+    def __set__(self, plan: Plan, devices: Any) -> None:
+        plan.__dict__["_devices"] = devices
 
 
 @dataclass(frozen=True)
@@ -46,18 +61,18 @@ all of one host for each part |
     device: tuple[int, ...]
     splits: tuple[int, ...] = ()  # tables whose columns are halved, in order, as Task.split takes them
     kind: tuple[str, ...] = ()
-    devices: tuple[tuple[int, ...], ...] = ()  # all devices of each piece
+    devices: tuple[tuple[int, ...], ...] = _Devices()  # type: ignore[assignment]  # all devices of each piece
     residence: tuple[str, ...] = ()  # of each piece, one of RESIDENCES
     share: tuple[float, ...] = ()  # of each piece; that of a cached one is 0.2 unless told
 
+    @guarded("a plan", InvalidPlan)
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", _ints("device", self.device))
         object.__setattr__(self, "splits", _ints("splits", self.splits))
         n = len(self.device)
         kind, devices = _sequence("kind", self.kind), _sequence("devices", self.devices)
         object.__setattr__(self, "kind", kind or ("tw",) * n)
-        each = (_ints("devices", d) for d in devices) if devices else zip(self.device, strict=True)
-        object.__setattr__(self, "devices", tuple(each))
+        object.__setattr__(self, "devices", tuple(_ints("devices", d) for d in devices) if devices else None)
         if kind or devices:
             self._check_kinds(n)
         if self.residence != () or self.share != ():
@@ -90,10 +105,12 @@ all of one host for each part |
                 raise InvalidPlan(f"devices of table {i} must begin with device[{i}] = {first}, got {all_of_them}")
 
     @classmethod
+    @guarded("an empty plan", InvalidPlan)
     def empty(cls, task: Task, splits: tuple[int, ...] = ()) -> Plan:
         """Nothing placed yet."""
         return cls((-1,) * (task.num_tables + len(splits)), splits)
 
+    @guarded("a table and a device", InvalidPlan)
     def place(self, table: int, device: int) -> Plan:
         """Plan with one more table on a device, whole."""
         one = {"device": device, "kind": "tw", "devices": (device,)}
@@ -112,7 +129,17 @@ all of one host for each part |
 
     @property
     def _one_device(self) -> bool:
-        return set(self.kind) <= {"tw"} and set(map(len, self.devices)) <= {1}
+        return set(self.kind) <= {"tw"} and (self._alone or set(map(len, self.devices)) <= {1})
+
+    @property
+    def _alone(self) -> bool:
+        """True if nobody told or asked for devices of pieces beside the one of each."""
+        return self.__dict__["_devices"] is None
+
+    @property
+    def used(self) -> set[int]:
+        """Devices of all pieces."""
+        return set(self.device) if self._alone else set(chain.from_iterable(self.devices))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, schema `shard-gym/plan/1`, or `/2` where that cannot say it.
@@ -166,6 +193,7 @@ def check(task: Task, plan: Any) -> Task:
 
 def pieces(task: Task, plan: Any) -> tuple[list[int], list[int], list[int]]:
     """Table, first column and number of columns of each piece of a plan, if it places all of them on devices."""
+    expect(task, Task, InvalidTask)
     if not isinstance(plan, Plan):
         raise InvalidPlan(f"a solver returns a shard_gym.Plan, got {type(plan).__name__}")
     if plan.splits and not task.splits_allowed:
@@ -176,7 +204,7 @@ def pieces(task: Task, plan: Any) -> tuple[list[int], list[int], list[int]]:
         raise InvalidPlan(str(error)) from error
     if len(plan.device) != len(found[0]):
         raise InvalidPlan(f"{len(found[0])} tables need a device each, the plan has {len(plan.device)}")
-    if outside := set(chain.from_iterable(plan.devices)) - set(range(task.num_devices)):
+    if outside := plan.used - set(range(task.num_devices)):
         i, d = next((i, d) for i, devices in enumerate(plan.devices) for d in devices if d in outside)
         where = "is not placed" if d == -1 else f"is on device {d}"
         raise InvalidPlan(f"table {i} {where}; devices are 0..{task.num_devices - 1}")

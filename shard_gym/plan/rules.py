@@ -13,6 +13,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from shard_gym.errors import InvalidTask
+from shard_gym.records.guard import expect
 from shard_gym.task.task import Constraints, Task
 
 
@@ -38,6 +40,7 @@ class Rules:
     @classmethod
     def of(cls, task: Task) -> Rules:
         """The rules of a task; a table that no constraint names may go anywhere."""
+        expect(task, Task, InvalidTask)
         c = task.constraints
         speaks = c.pin or c.together or c.apart or c.max_moves is not None
         return _rules(c if speaks else Constraints(), task.num_tables, task.num_devices)
@@ -92,16 +95,16 @@ class Rules:
 @lru_cache(64)
 def _rules(c: Constraints, n: int, k: int) -> Rules:
     leader, devices = _leaders(c, n), np.arange(k)
-    allowed, home = np.ones((n, k), bool), np.full(n, -1)
+    allowed, home = np.broadcast_to(True, (n + 1, k)), np.full(n, -1)  # takes no memory
     for table, device in c.pin:
-        group = leader == leader[table]
+        allowed, group = np.array(allowed), np.flatnonzero(leader == leader[table])
         allowed[group], home[group] = devices == device, device
     rival, apart = _rivals(c, leader)
     away, moves = None, 0
     if c.max_moves is not None:
         leads = np.flatnonzero(leader == np.arange(n))
         away = _merged((np.array(c.base)[:, None] != devices).astype(np.int32), leader)
-        home = np.where(allowed, away, n + 1).argmin(axis=1)
+        home = np.where(allowed[:-1], away, n + 1).argmin(axis=1)
         moves = c.max_moves - int(away[leads, home[leads]].sum())
         away, home = np.pad(away[leader], ((0, 1), (0, 0))), home[leader]
     grouped = np.bincount(leader, minlength=n)[leader] > 1
@@ -111,7 +114,7 @@ def _rules(c: Constraints, n: int, k: int) -> Rules:
     return Rules(
         leader=np.append(leader, n),
         group=group,
-        allowed=np.pad(allowed, ((0, 1), (0, 0)), constant_values=True),
+        allowed=allowed,
         rival=np.append(rival, -1),
         apart=apart,
         home=np.append(home, -1),

@@ -53,7 +53,7 @@ class Sharing:
         Else the piece goes to the device with most bytes left; where it may not go to one device, to the host that has
         most on its fullest device, over all rows, or to copies; and where it may go nowhere, it is changed.
         """
-        may = self._may()
+        may = self.may(self._each)
         odd = np.flatnonzero(~may[self._each, self.does[actions]])
         if not len(odd):
             return actions
@@ -77,14 +77,37 @@ class Sharing:
         self._put(actions, does)
         self.left = np.where(does == HALVE, 2 * self.left, self.left - ~changed)
         self.stage = np.where(changed, self.stage, does + 1)
-        self.row = self.row + np.where(does == HALVE, self.ways.further.take(self.row), does == CACHE)
+        self.row = self.changed(self._each, does)
         return self.left == 0
+
+    def changed(self, plans: np.ndarray, does: np.ndarray | int) -> np.ndarray:
+        """Forms of the next pieces of some plans once they are changed, (b,); what is placed keeps its form."""
+        rows = self.row[plans]
+        after: np.ndarray = rows + np.where(does == HALVE, self.ways.further.take(rows), does == CACHE)
+        return after
 
     def masks(self) -> np.ndarray:
         """Legal actions, int8 (B, A); where a piece may go nowhere, its changes or, if it has none, all it could do."""
-        may, devices, count = self._may(), self.actions.devices, self.actions.placing
+        return self._masks(self._each, self.row, self.may(self._each))
+
+    def masks_as(self, plans: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """The masks of some plans, (b, A), were the first pieces of their next tables of these forms."""
+        return self._masks(plans, rows, self.ways.may.take(rows, axis=0))
+
+    def parts(self, rows: np.ndarray) -> np.ndarray:
+        """The part of a piece of these forms, (b,), that each choice puts on each device, (b, 4, K)."""
+        shape = shape_of(self._block, self.ways.whole.take(rows, axis=0)[..., None])
+        shape += 12 * rows[:, None, None] + self._of_choice
+        return self.ways.part.take(shape)
+
+    def may(self, plans: np.ndarray) -> np.ndarray:
+        """Choices and changes that the task and the pieces placed before leave the next piece of plans, (b, 6)."""
+        return self.ways.may.take(self.row[plans], axis=0) & _OPEN.take(self.stage[plans], axis=0)
+
+    def _masks(self, plans: np.ndarray, rows: np.ndarray, may: np.ndarray) -> np.ndarray:
+        devices, count = self.actions.devices, self.actions.placing
         masks = may.view(np.int8).take(self.does, axis=1)
-        fits = self._fits()  # (B, 4, K)
+        fits = self._fits(plans, rows)  # (b, 4, K)
         masks[:, :devices] &= fits[:, DEVICE]
         by_host: np.ndarray = np.all(fits[:, HOST].reshape(len(fits), -1, self.actions.per_host), axis=2)
         masks[:, devices : count - 2] &= by_host[:, : self.actions.hosts]
@@ -93,30 +116,20 @@ class Sharing:
         masks[nowhere] = may[nowhere][:, self.does]
         return masks
 
-    def parts(self, plans: np.ndarray) -> np.ndarray:
-        """The part of the next piece that each choice puts on each device, of some plans, (b, 4, K)."""
-        rows = self.row.take(plans)
-        shape = shape_of(self._block, self.ways.whole.take(rows, axis=0)[..., None])
-        shape += 12 * rows[:, None, None] + self._of_choice
-        return self.ways.part.take(shape)
-
-    def _may(self) -> np.ndarray:
-        return self.ways.may.take(self.row, axis=0) & _OPEN.take(self.stage, axis=0)
-
     def _first_placing(self) -> np.ndarray:
         """The first action of each choice, HALVE and CACHE."""
         a = self.actions
         return np.array([0, a.devices, *range(a.placing - 2, a.count)])
 
-    def _fits(self) -> np.ndarray:
-        """True where memory and constraints let each choice put what it puts, (B, 4, K)."""
-        ways, parts = self.ways, self.parts(self._each)
-        room, allowed, asks = self.free, None, ways.size[0].take(parts)
+    def _fits(self, plans: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """True where memory and constraints let each choice put what it puts of pieces of forms, (b, 4, K)."""
+        ways, parts = self.ways, self.parts(rows)
+        room, allowed, asks = self.free[plans], None, ways.size[0].take(parts)
         if ways.rules.binding:
-            asked = self._asked(self._each, asks[:, DEVICE, :1])
+            asked = self._asked(plans, rows, asks[:, DEVICE, :1])
             room, held, allowed = self._kept.found(asked)
             asks[:, DEVICE] = held
-        fits: np.ndarray = (asks <= room[:, None]) & (ways.size[1].take(parts) <= self.host[:, None])
+        fits: np.ndarray = (asks <= room[:, None]) & (ways.size[1].take(parts) <= self.host[plans, None])
         if allowed is not None:
             fits[:, DEVICE] &= allowed
         return fits
@@ -139,12 +152,12 @@ class Sharing:
             free_of_rules = ways.table[self.row[plan]] < 0
             self._kept.room.reshape(-1)[at[free_of_rules]] -= ways.size[0][part[free_of_rules]]
 
-    def _asked(self, each: np.ndarray, size: np.ndarray) -> Asked:
-        rule = self.ways.rules.row(self.task[each], self.ways.table[self.row[each]])
+    def _asked(self, each: np.ndarray, rows: np.ndarray, size: np.ndarray) -> Asked:
+        rule = self.ways.rules.row(self.task[each], self.ways.table[rows])
         return Asked(each, rule, size)
 
     def _keep(self, actions: np.ndarray, placed: np.ndarray) -> None:
         """Keep count of tables that constraints name, which go to one device."""
         ruled = placed[self.ways.table[self.row[placed]] >= 0]
         size = self.ways.size[0][self.ways.part[self.row[ruled], DEVICE, 0]][:, None]
-        self._kept.keep(self._asked(ruled, size), actions[ruled])
+        self._kept.keep(self._asked(ruled, self.row[ruled], size), actions[ruled])

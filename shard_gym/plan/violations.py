@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from shard_gym.errors import InvalidPlan
+from shard_gym.errors import InvalidPlan, InvalidTask
 from shard_gym.memory.shards import Shards
 from shard_gym.memory.usage import bytes_used, device_bytes
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.shards import expanded
+from shard_gym.records.guard import expect
 from shard_gym.task.constraints import OF_COLUMNS
 from shard_gym.task.task import Constraints, Task
 
@@ -20,6 +21,8 @@ def violations(task: Task, plan: Plan) -> list[str]:
 
     A plan of other kinds than the task's is refused.
     """
+    expect(task, Task, InvalidTask)
+    expect(plan, Plan, InvalidPlan)
     return violations_of(task, plan, expanded(task, plan))
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from shard_gym.errors import ShardGymError
+from shard_gym.records.escape import plain
 
 FAILED, INTERRUPTED = 2, 130  # exit codes, as argparse and shells have them
 UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}  # seconds
@@ -38,11 +39,17 @@ def ended(name: str, call: Callable[[], int | None]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ShardGymError, OSError) as error:
-        sys.stderr.write(f"{name}: {error}\n")
+        sys.stderr.write(plain(f"{name}: {error}", keep="\n") + "\n")
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     return code or 0
+
+
+def show(text: str) -> None:
+    """Print text that may hold words of others: names of tables, errors of agents."""
+    sys.stdout.write(plain(text, keep="\n") + "\n")
+    sys.stdout.flush()
 
 
 def seconds(text: str, unit: str = "") -> float:

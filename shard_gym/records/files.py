@@ -6,27 +6,60 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from shard_gym.errors import CorruptFile
+from shard_gym.records.guard import parsed_json, text_of
+from shard_gym.records.locks import locked
+
+BEGUN = ".begun"  # how the names of files end that are not whole yet
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
     """Write beside `path` and rename, so that a crash leaves the old file or the new one."""
-    path = Path(path)
+    with whole(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def whole(path: str | Path) -> Iterator[IO[bytes]]:
+    """A file to write to that takes the place of `path` when it is whole; what killed processes left goes.
+
+    A link stays one, the file that it leads to is written. A device or a folder is refused.
+    """
+    path = _target(Path(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    _sweep(path)
+    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=BEGUN)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            locked(file, wait=True)  # who sweeps sees that it is in work
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(beside, 0o644)
-        os.replace(beside, path)
+            os.chmod(beside, 0o644)
+            os.replace(beside, path)
+        sync_folder(path.parent)
     except BaseException:
-        os.unlink(beside)
+        with suppress(FileNotFoundError):
+            os.unlink(beside)
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Force a folder's names to disk, so that a rename outlives a loss of power."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:  # Windows opens no folders
+        return
+    try:
+        os.fsync(handle)
+    except OSError:  # some file systems cannot
+        pass
+    finally:
+        os.close(handle)
 
 
 def json_sha256(data: Any) -> str:
@@ -36,7 +69,24 @@ def json_sha256(data: Any) -> str:
 
 def read_json(path: str | Path) -> Any:
     """The content of a JSON file; says where it breaks off when it does."""
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CorruptFile(f"{path} is not JSON: {error}") from error
+    return parsed_json(text_of(path), f"{path} is not JSON")
+
+
+def _target(path: Path) -> Path:
+    """The path without links; what is there must be a plain file, or nothing."""
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        raise FileExistsError(f"{path} is a folder, a device or a pipe, and no file that could be written")
+    return path
+
+
+def _sweep(path: Path) -> None:
+    """Remove what killed processes left of `path`: files that were begun and that nobody holds any more."""
+    for left in path.parent.glob(f".{_literal(path.name)}.*{BEGUN}"):
+        with suppress(OSError), left.open("rb") as file:
+            if locked(file, wait=False):
+                left.unlink()
+
+
+def _literal(name: str) -> str:
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)

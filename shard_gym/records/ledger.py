@@ -9,9 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from shard_gym.errors import CorruptFile
+from shard_gym.errors import CorruptFile, InUse
+from shard_gym.records.guard import REFUSALS, parsed_json, reason
+from shard_gym.records.locks import locked
 
 T = TypeVar("T")
+MOST_LINE, CHUNK = 2**26, 2**20  # bytes
 
 
 class Ledger:
@@ -27,42 +30,65 @@ class Ledger:
     def append(self, line: Any) -> None:
         """Add a line, text or what JSON holds, and force it to disk."""
         text = line if isinstance(line, str) else json.dumps(line)
-        self.file.write(text.encode() + b"\n")
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        handle, left = self.file.fileno(), text.encode() + b"\n"
+        end = os.fstat(handle).st_size
+        try:
+            while left:
+                left = left[os.write(handle, left) :]
+            os.fsync(handle)
+        except OSError:  # a full disk: the part that was written goes, so that the file stays whole
+            os.ftruncate(handle, end)
+            raise
 
-    def read(self, parse: Callable[[bytes], T] = json.loads, kind: str = "") -> list[T]:
+    def read(self, parse: Callable[[bytes], T] = parsed_json, kind: str = "") -> list[T]:
         """Every line, parsed; a line that `parse` refuses is named by its number, and by the kind expected there."""
         self.file.seek(0)
-        return [parsed(self.path, number, line, parse, kind) for number, line in enumerate(self.file, start=1)]
+        return [parsed(self.path, number, line, parse, kind) for number, line in lines_of(self.path, self.file)]
 
     def _cut(self) -> None:
         """Remove the last line, which broke off while it was written."""
-        self.file.seek(0)
-        self.file.truncate(self.file.read().rfind(b"\n") + 1)
+        kept = end = self.file.seek(0, os.SEEK_END)
+        while kept:
+            kept = max(0, end - CHUNK)
+            self.file.seek(kept)
+            if (found := self.file.read(end - kept).rfind(b"\n")) >= 0:
+                kept += found + 1
+                break
+            end = kept
+        self.file.truncate(kept)
+
+
+def lines_of(path: str | Path, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Each line of an open file with its number, from 1; one that has no end in sight is refused."""
+    number = 0
+    while line := file.readline(MOST_LINE + 1):
+        number += 1
+        if len(line) > MOST_LINE:
+            raise CorruptFile(f"{path}, line {number}: more than {MOST_LINE:,} bytes, the most that is read")
+        yield number, line
 
 
 def parsed(path: str | Path, number: int, line: bytes, parse: Callable[[bytes], T], kind: str = "") -> T:
     """The content of a line; an error names the file and the line."""
     try:
         return parse(line)
-    except (KeyError, TypeError, ValueError) as error:
+    except REFUSALS as error:
         expected = f" is no {kind}" if kind else ""
-        raise CorruptFile(f"{path}, line {number}{expected}: {error}") from error
+        told = error if isinstance(error, CorruptFile) else reason(error)
+        raise CorruptFile(f"{path}, line {number}{expected}: {told}") from error
 
 
 @contextmanager
 def opened(path: str | Path, wait: bool = True) -> Iterator[Ledger]:
     """The ledger at `path`, made where there is none, locked until it is closed or this process dies.
 
-    Where another process has it, wait for that one, or raise BlockingIOError at once.
+    Where another process has it, wait for that one, or raise InUse at once.
     """
-    import fcntl  # absent on Windows, where results can still be read
-
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        if not locked(file, wait):
+            raise InUse(f"{path} is in use by another process")
         yield Ledger(path, file)
 
 
@@ -72,7 +98,7 @@ def append(path: str | Path, line: Any) -> None:
         ledger.append(line)
 
 
-def read(path: str | Path, parse: Callable[[bytes], T] = json.loads, kind: str = "") -> list[T]:
+def read(path: str | Path, parse: Callable[[bytes], T] = parsed_json, kind: str = "") -> list[T]:
     """Every line of the ledger at `path`, parsed; none where there is no file."""
     if not Path(path).exists():
         return []

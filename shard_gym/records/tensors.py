@@ -14,6 +14,7 @@ from safetensors.numpy import save
 
 from shard_gym.errors import CorruptFile
 from shard_gym.records.files import write_whole
+from shard_gym.records.guard import guarded, parsed_json
 
 Tensors = dict[str, np.ndarray]
 
@@ -27,15 +28,18 @@ def write(path: str | Path, schema: str, tensors: Mapping[str, np.ndarray], card
 
 def read(path: str | Path, schema: str, again: str) -> tuple[Tensors, dict[str, Any]]:
     """Read what `write` wrote; refuse a file that is cut short or changed, and say how to make it `again`."""
+    what = f"{path} is not a whole file of schema {schema}, fetch it or {again}"
     try:
-        with safe_open(path, framework="numpy") as file:
+        with guarded(what), safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
+            if metadata.get("schema") != schema:
+                raise CorruptFile(f"{path} has schema {metadata.get('schema')}, expected {schema}: {again}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
-        if metadata.get("schema") != schema:
-            raise CorruptFile(f"{path} has schema {metadata.get('schema')}, expected {schema}: {again}")
-        card = json.loads(metadata["card"])
-    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
-        raise CorruptFile(f"{path} is not a whole file of schema {schema}, fetch it or {again}: {error}") from error
+            card = parsed_json(metadata["card"], f"{what}: its card")
+            if not isinstance(card, dict):
+                raise CorruptFile(f"{what}: its card is no object")
+    except SafetensorError as error:
+        raise CorruptFile(f"{what}: {error}") from error
     if (found := sha256(tensors, card)) != metadata.get("sha256"):
         raise CorruptFile(
             f"{path} should hash to {metadata.get('sha256')} but its content hashes to {found}: it was changed or "

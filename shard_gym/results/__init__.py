@@ -1,27 +1,34 @@
-"""Results: what a solver did on a task, one checked line of JSON each."""
+"""Results: what a solver did on a task, one line of JSON each.
+
+Checksums tell a file that was damaged, or changed by accident. They prove no origin: whoever writes a file can compute
+them. What a file claims is checked by `shard_gym.results.replay`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from shard_gym.errors import CorruptFile, InvalidPlan
+from shard_gym.errors import CorruptFile, InvalidResult
 from shard_gym.plan.plan import Plan
-from shard_gym.records.files import json_sha256, write_whole
-from shard_gym.records.ledger import parsed
+from shard_gym.records.files import json_sha256, whole
+from shard_gym.records.guard import guarded, parsed_json
+from shard_gym.records.ledger import lines_of, parsed
 
 SCHEMA = "shard-gym/result/1"
 END = "shard-gym/results-end/1"
 BENCHMARK_VERSION = "1"  # rises when the same plan would rank otherwise
 PACKAGES = ("numpy", "gymnasium", "shard-gym")
+TRACKS = ("search", "blind")
 
 
 @cache
@@ -66,65 +73,115 @@ class Result:
     versions: dict[str, str] = field(default_factory=lambda: dict(versions_here()))
     commit: str | None = field(default_factory=lambda: commit_here())
 
+    def __post_init__(self) -> None:
+        for name, kind in _TYPES.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise InvalidResult(f"{name} of a result is {value!r:.60}")
+        _check(self)
+
     def to_json(self) -> str:
         """One line with its own checksum, schema `shard-gym/result/1`."""
         data = {f.name: getattr(self, f.name) for f in fields(self)}
         data["plan"] = None if self.plan is None else self.plan.to_dict()
-        return _sealed({"schema": SCHEMA, **data})
+        return _summed({"schema": SCHEMA, **data})
 
     @classmethod
     def from_json(cls, line: str | bytes) -> Result:
         """Read what `to_json` wrote; refuses a line that was changed since."""
-        data = _unsealed(line, SCHEMA)
+        data = _unsummed(line, SCHEMA)
         if data.keys() != {f.name for f in fields(cls)}:
             raise CorruptFile(f"a result has other fields: {sorted(data.keys() ^ {f.name for f in fields(cls)})}")
-        try:
+        with guarded("the plan is none"):
             plan = None if data["plan"] is None else Plan.from_dict(data["plan"])
-        except (InvalidPlan, TypeError, ValueError) as error:
-            raise CorruptFile(f"the plan is none: {error}") from error
-        return cls(**data | {"plan": plan})
+        with guarded("not a result"):
+            found = cls(**data | {"plan": plan})
+        if (plan is None) == (found.error is None):
+            raise CorruptFile("a result has a plan or an error, one of the two")
+        return found
+
+
+_NUMBER, _TEXT = int | float, str | None
+_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("suite", "task", "agent", "track", "planner", "judge", "benchmark_version"), str),
+    **dict.fromkeys(("index", "simulator_calls"), int),
+    **dict.fromkeys(("config", "versions"), dict),
+    **dict.fromkeys(("error", "commit"), _TEXT),
+    **{"seed": int | None, "plan": Plan | None, "makespan": _NUMBER | None, "wall_seconds": _NUMBER},
+}
+
+
+def _check(result: Result) -> None:
+    """Refuse what no run can give."""
+    r = result
+    if r.track not in TRACKS:
+        raise InvalidResult(f"track {r.track!r:.60} is none of {', '.join(TRACKS)}")
+    if r.index < -1 or r.simulator_calls < 0 or (r.seed or 0) < 0:
+        raise InvalidResult(f"index {r.index}, {r.simulator_calls} calls or seed {r.seed} is below what there can be")
+    if not all(0 <= number < math.inf for number in (r.wall_seconds, r.makespan or 0.0)):
+        raise InvalidResult(f"{r.wall_seconds} s or a makespan of {r.makespan} ms is no time")
+    if (r.makespan is None) != (r.plan is None):
+        raise InvalidResult("a plan has a makespan, and without a plan there is no score")
+    if r.track == "blind" and r.simulator_calls:
+        raise InvalidResult(f"a run of track 'blind' asks the planner nothing, not {r.simulator_calls} times")
+    if not all(isinstance(text, str) for pair in r.versions.items() for text in pair):
+        raise InvalidResult(f"versions are text, got {r.versions!r:.60}")
 
 
 def write_results(path: str | Path, results: Iterable[Result]) -> None:
-    """Write JSON lines, whole or not at all; a last line counts and seals them."""
-    lines = [result.to_json() + "\n" for result in results]
-    digest = hashlib.sha256("".join(lines).encode()).hexdigest()
-    end = _sealed({"schema": END, "results": len(lines), "lines_sha256": digest})
-    write_whole(path, "".join(lines) + end + "\n")
+    """Write JSON lines, whole or not at all; a last line has their number and checksum."""
+    digest, count = hashlib.sha256(), 0
+    with whole(path) as file:
+        for result in results:
+            line = result.to_json().encode() + b"\n"
+            digest.update(line)
+            file.write(line)
+            count += 1
+        end = _summed({"schema": END, "results": count, "lines_sha256": digest.hexdigest()})
+        file.write(end.encode() + b"\n")
 
 
 def read_results(path: str | Path) -> list[Result]:
     """Read what `write_results` wrote; a changed, missing or broken line is refused with its number."""
-    lines = Path(path).read_bytes().splitlines(keepends=True)
-    results = [parsed(path, n, line, Result.from_json) for n, line in enumerate(lines[:-1], start=1)]
-    if not lines:
+    return list(results_in(path))
+
+
+def results_in(path: str | Path) -> Iterator[Result]:
+    """The same one by one, in the memory of one; that the file is whole is known at its end."""
+    digest, last = hashlib.sha256(), b""
+    number = 0
+    with Path(path).open("rb") as file:
+        for number, line in lines_of(path, file):
+            if last:
+                digest.update(last)
+                yield parsed(path, number - 1, last, Result.from_json)
+            last = line
+    if not last:
         raise CorruptFile(f"{path}, line 1: the file is empty")
-    end = parsed(path, len(lines), lines[-1], _closing)
-    digest = hashlib.sha256(b"".join(lines[:-1])).hexdigest()
-    if (end["results"], end["lines_sha256"]) != (len(results), digest):
-        raise CorruptFile(f"{path}, line {len(lines)}: {end['results']} results were written, these are others")
-    return results
+    end = parsed(path, number, last, _closing)
+    if (end["results"], end["lines_sha256"]) != (number - 1, digest.hexdigest()):
+        raise CorruptFile(f"{path}, line {number}: {end['results']} results were written, these are others")
 
 
 def _closing(line: bytes) -> dict[str, Any]:
     if not line.endswith(b"\n"):
         raise CorruptFile("the line breaks off")
     try:
-        return _unsealed(line, END)
+        data = _unsummed(line, END)
     except CorruptFile as error:
         raise CorruptFile(f"the line that ends a file of results is missing or broken ({error})") from error
+    if data.keys() != {"results", "lines_sha256"}:
+        raise CorruptFile(f"the line that ends a file of results has other fields: {sorted(data)}")
+    return data
 
 
-def _sealed(data: dict[str, Any]) -> str:
+def _summed(data: dict[str, Any]) -> str:
     """One line of JSON whose last field is the checksum of the others."""
     return json.dumps(data | {"sha256": json_sha256(data)}, allow_nan=False)
 
 
-def _unsealed(line: str | bytes, schema: str) -> dict[str, Any]:
-    try:
-        data = json.loads(line)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CorruptFile(f"not JSON: {error}") from error
+def _unsummed(line: str | bytes, schema: str) -> dict[str, Any]:
+    data = parsed_json(line)
     if not isinstance(data, dict) or data.get("schema") != schema:
         found = data.get("schema") if isinstance(data, dict) else None
         raise CorruptFile(f"schema {found!r} where {schema!r} is expected")

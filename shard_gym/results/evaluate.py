@@ -7,27 +7,26 @@ import logging
 import math
 import time
 from builtins import map as serial
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shard_gym import simulators
-from shard_gym.errors import CorruptFile, InvalidPlan, ShardGymError, SimulatorError, UnknownName
+from shard_gym.errors import InvalidPlan, InvalidResult, InvalidTask, ShardGymError, SimulatorError, UnknownName
 from shard_gym.plan.plan import Plan, check
 from shard_gym.plan.shards import expanded
 from shard_gym.plan.violations import violations_of
-from shard_gym.results import BENCHMARK_VERSION, Result, read_results
+from shard_gym.records.guard import expect, guarded, parsed_json
+from shard_gym.records.numbers import whole
+from shard_gym.results import TRACKS, Result
 from shard_gym.simulators import FastSimulator, Latency, Simulator
 from shard_gym.simulators.base import counted, latency_of
-from shard_gym.task import suites
 from shard_gym.task.task import Task
 
 logger = logging.getLogger(__name__)
-TRACKS = ("search", "blind")
+LONGEST = 2_000  # characters of an error
 Solver = Callable[[Task, Simulator], Plan]
 
 
@@ -72,6 +71,8 @@ class Unseen(FastSimulator):
 
 def score(task: Task, plan: Plan, judge: Simulator) -> Score:
     """Latency of a complete plan by the judge; what cannot be judged raises InvalidPlan."""
+    _expect(task, judge)
+    expect(plan, Plan, InvalidPlan)
     placed = expanded(task, plan)
     broken = violations_of(task, plan, placed)
     latency = latency_of(judge, task, plan, placed)
@@ -110,7 +111,11 @@ def evaluate(
     name: str = "",
 ) -> list[Result]:
     """One result for each task; `map` runs the calls elsewhere if need be."""
-    tasks = list(tasks)
+    with guarded("tasks", InvalidTask):
+        tasks = list(tasks)
+    _expect(*tasks, planner, judge)
+    if not callable(solver):
+        raise InvalidTask(f"a solver is called with a task and a planner, got a {type(solver).__name__}")
     blank = template(solver, planner.id, judge.id, suite=suite, name=name)
     runs = map(partial(run, solver, planner), tasks)
     return [judged(blank, i, t, r, judge)[0] for i, (t, r) in enumerate(zip(tasks, runs, strict=True))]
@@ -122,7 +127,7 @@ def template(solver: Solver, planner: str, judge: str, *, suite: str = "", name:
         suite=suite,
         agent=name or getattr(solver, "name", None) or type(solver).__name__,
         config=config(solver),
-        seed=getattr(solver, "seed", None),
+        seed=_seed(solver),
         track=track(solver),
         planner=planner,
         judge=judge,
@@ -150,67 +155,49 @@ def judged(blank: Result, index: int, task: Task, run: Run, judge: Simulator) ->
     return result, found
 
 
-def replay(path: str | Path, tasks: Sequence[Task] = ()) -> list[tuple[Result, Score | None]]:
-    """Score stored plans again on their suites' tasks (and `tasks`); refuses what comes out otherwise.
-
-    A run without a plan has no score. A judge that measures differs every time: its numbers are not compared.
-    """
-    known = {("", task.hash): task for task in tasks}
-    judges: dict[str, Simulator] = {}
-    rows: list[tuple[Result, Score | None]] = []
-    for number, result in enumerate(read_results(path), start=1):
-        where = f"{path}, line {number}"
-        if result.benchmark_version != BENCHMARK_VERSION:
-            raise CorruptFile(f"{where}: of benchmark version {result.benchmark_version}, this is {BENCHMARK_VERSION}")
-        task = _task_of(result, known, where)
-        if result.judge not in judges:
-            judges[result.judge] = simulators.make(result.judge)
-        rows.append((result, _rescored(result, task, judges[result.judge], where)))
-    return rows
-
-
 def track(solver: Any) -> str:
     """The track of a solver: its own word, or "search"."""
     told = getattr(solver, "track", TRACKS[0])
-    if told not in TRACKS:
+    if not isinstance(told, str) or told not in TRACKS:
         raise UnknownName("track", told, TRACKS)
     return told
 
 
+def _expect(*given: Any) -> None:
+    """Refuse what is no task and no simulator; simulators come last."""
+    for one in given:
+        if not isinstance(one, Task) and not callable(getattr(one, "latency", None)):
+            raise InvalidTask(f"expected a Task or a Simulator, got a {type(one).__name__}")
+
+
+def _seed(solver: Any) -> int | None:
+    """The seed of a solver that has one."""
+    told = getattr(solver, "seed", None)
+    try:
+        return None if told is None else whole(told)
+    except TypeError as error:
+        raise InvalidResult(f"the seed of a solver is a whole number: {error}") from error
+
+
 def config(solver: Any) -> dict[str, Any]:
-    """A dataclass solver's fields, as JSON holds them."""
+    """A dataclass solver's fields, as JSON holds them; what it cannot hold is told in words."""
     if not is_dataclass(solver) or isinstance(solver, type):
         return {}
-    given = {f.name: getattr(solver, f.name) for f in fields(solver) if f.init}
-    return json.loads(json.dumps(given, default=repr))
+    return {f.name: _plain(getattr(solver, f.name, None)) for f in fields(solver) if f.init}
 
 
 def describe(error: BaseException) -> str:
     """An error in one line."""
-    first = str(error).strip().splitlines()[:1]
+    try:
+        first = str(error)[:LONGEST].strip().splitlines()[:1]
+    except Exception:  # a third party's error may fail to say what it is
+        first = []
     return ": ".join((type(error).__name__, *first))
 
 
-def _task_of(result: Result, known: dict[tuple[str, str], Task], where: str) -> Task:
-    """The task of that hash; a suite's splits are read one by one, test first."""
-    key = (result.suite, result.task)
-    splits = iter(suites.SPLITS[::-1] if result.suite else ())
-    while key not in known and (split := next(splits, None)):
-        known |= {(result.suite, task.hash): task for task in suites.get(result.suite).tasks(split)}
-    found = known.get(key) or known.get(("", result.task))
-    if found is None:
-        suite = f"suite {result.suite!r}" if result.suite else "what was given: pass tasks=[...]"
-        raise CorruptFile(f"{where}: no task {result.task} in {suite}")
-    return found
-
-
-def _rescored(result: Result, task: Task, judge: Simulator, where: str) -> Score | None:
-    if result.plan is None:
-        return None
+def _plain(value: Any) -> Any:
+    """A value as JSON holds it, or its words."""
     try:
-        again = score(task, result.plan, judge)
-    except InvalidPlan as error:
-        raise CorruptFile(f"{where}: {error}") from error
-    if isinstance(judge, FastSimulator) and again.makespan != result.makespan:
-        raise CorruptFile(f"{where}: says {result.makespan} ms, but its plan takes {again.makespan} ms")
-    return again
+        return parsed_json(json.dumps(value, default=repr, allow_nan=False))
+    except Exception:  # whatever a third party's objects do
+        return describe(TypeError(f"a {type(value).__name__} that JSON does not hold"))

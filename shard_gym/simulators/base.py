@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from shard_gym.errors import InvalidPlan, SimulatorError, UnknownName
+from shard_gym.errors import InvalidPlan, InvalidTask, SimulatorError, UnknownName
 from shard_gym.memory.shards import Shards, Tables
 from shard_gym.memory.usage import device_sums
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.shards import expanded
+from shard_gym.records.guard import expect, guarded
 from shard_gym.task.constraints import OF_ONE, Constraints
 from shard_gym.task.links import Links
 from shard_gym.task.task import OBJECTIVES, Task
 
-TABLES_AT_ONCE = 64  # costed one by one in one call, to bound memory on many devices
-SHARDS_AT_ONCE = 2**14  # decoded in one call where every device is tried in turn
 FEW_DEVICES, MANY_VALUES = 32, 512  # from where `along_devices` turns arrays
+EMBEDDINGS, KEPT_TABLES = 32, 4096  # embeddings of tasks that are kept, each of so many tables at most
+SUMS_AT_ONCE = 2**17  # numbers in the sums of plans that are costed in one go: they stay in the cache
 TINY = np.finfo(np.float64).tiny  # ms: less than any cost but 0
 GRAIN = 2.0**14  # embeddings are multiples of 1/GRAIN: float64 sums of them are exact in any order
 PASSES = {"forward": (True, False), "backward": (False, True), "both": (True, True)}  # of a phase: forward, backward
@@ -54,6 +57,7 @@ class Latency:
         then its own communication and backward computation (DreamShard). "torchrec-critical-path" is the same sum, of
         a simulator that counts what each device waits for in communication as the device's own.
         """
+        expect(objective, str, SimulatorError)
         if objective == "kernel":
             return self.compute
         if objective not in OBJECTIVES:
@@ -117,6 +121,8 @@ class FastSimulator:
     id: str
     objectives: tuple[str, ...] = ("kernel", "iteration")  # that it can cost
     kinds: tuple[str, ...] = OF_ONE  # of sharding, in tasks that allow them
+    model: np.ndarray | None = None  # its computation as the compiled core knows it, if it does
+    sent: int | None = None  # column of an embedding that is what an all-to-all sends, where it tells `all_to_all`
 
     def embed(self, task: Task) -> np.ndarray:
         """The row that each table adds to its device's sum, float64 (N, H), in multiples of 1/GRAIN."""
@@ -135,15 +141,42 @@ class FastSimulator:
         """Latencies from each device's sum of the rows of its tables or shards, (..., K, H)."""
         raise NotImplementedError
 
-    def latency(self, task: Task, placements: np.ndarray) -> Latency:
-        """Latencies of placements, int (..., N) with -1 for a table not placed."""
-        placements = checked(task, placements)
-        return self.decode(task, device_sums(self.embed(task), placements, task.num_devices))
+    def cost(self, task: Task, sums: np.ndarray) -> np.ndarray:
+        """The cost of each device by the task's objective, (..., K): of what `decode` tells all that many callers read.
+
+        A simulator may know a shorter way to the same numbers.
+        """
+        return self.decode(task, sums).cost(task.objective)
+
+    def latency(self, task: Task, placements: np.ndarray, threads: int = 1) -> Latency:
+        """Latencies of placements, int (..., N) with -1 for a table not placed.
+
+        Of many plans each thread takes a part at a time; the answer is the same, whatever their number.
+        """
+        placements, rows, simulator = checked(task, placements), embedded(self, task), self.uncounted
+        plans, k = placements.shape[:-1], task.num_devices
+
+        def told(some: np.ndarray) -> Latency:
+            return simulator.decode(task, device_sums(rows, some, k))
+
+        self.count(math.prod(plans))
+        at_once = max(1, SUMS_AT_ONCE // (k * max(rows.shape[1], 1)))
+        if math.prod(plans) <= at_once:
+            return told(placements)
+        flat = placements.reshape(-1, task.num_tables)
+        parts = [flat[start : start + at_once] for start in range(0, len(flat), at_once)]
+        if threads == 1:
+            return _joined(list(map(told, parts)), (*plans, k))
+        with ThreadPoolExecutor(threads) as pool:
+            return _joined(list(pool.map(told, parts)), (*plans, k))
 
     @property
     def uncounted(self) -> FastSimulator:
         """The simulator itself, where this one counts the plans it is asked about."""
         return self
+
+    def count(self, plans: int) -> None:
+        """Count plans that were asked about in a shorter way, where this one counts."""
 
     def all_to_all(self, task: Task) -> tuple[Links, int] | None:
         """Wires and batch of the all-to-alls of an iteration; None: communication is something else."""
@@ -199,6 +232,38 @@ class FastSimulator:
         return None
 
 
+def _joined(parts: list[Latency], shape: tuple[int, ...]) -> Latency:
+    """Latencies of parts of plans as one."""
+    columns = {name: [getattr(part, name) for part in parts] for name in vars(parts[0])}
+    known = {name: values for name, values in columns.items() if values[0] is not None}
+    return Latency(**{name: np.concatenate(values).reshape(shape) for name, values in known.items()})
+
+
+class _Pair:
+    """A simulator and a task, the same only as themselves: a task's hash takes longer than many an embedding."""
+
+    def __init__(self, simulator: FastSimulator, task: Task) -> None:
+        self.simulator, self.task = simulator, task
+
+    def __hash__(self) -> int:
+        return hash((id(self.simulator), id(self.task)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Pair) and self.simulator is other.simulator and self.task is other.task
+
+
+@lru_cache(maxsize=EMBEDDINGS)
+def _kept(pair: _Pair) -> np.ndarray:
+    rows = np.asarray(pair.simulator.embed(pair.task)).view()
+    rows.flags.writeable = False
+    return rows
+
+
+def embedded(simulator: FastSimulator, task: Task) -> np.ndarray:
+    """The simulator's `embed` of a task, (N, H), read only: those of the last few tasks are kept."""
+    return _kept(_Pair(simulator.uncounted, task)) if task.num_tables <= KEPT_TABLES else simulator.embed(task)
+
+
 def plan_latency(simulator: Simulator, task: Task, plan: Plan) -> Latency:
     """Latency of a plan of any kinds."""
     return latency_of(simulator, task, plan, expanded(task, plan))
@@ -252,7 +317,9 @@ def along_devices(ufunc: np.ufunc, values: np.ndarray) -> np.ndarray:
 
 def checked(task: Task, placements: np.ndarray) -> np.ndarray:
     """Placements as an array, if every one gives each table a device of the task, or -1."""
-    placements = np.asarray(placements)
+    expect(task, Task, InvalidTask)
+    with guarded("placements", InvalidPlan):
+        placements = np.asarray(placements)
     if placements.shape[-1:] != (task.num_tables,) or placements.dtype.kind not in "iu":
         shape = f"{placements.dtype} {placements.shape}"
         raise InvalidPlan(f"placements are whole numbers, one for each of {task.num_tables} tables, got {shape}")
@@ -260,47 +327,6 @@ def checked(task: Task, placements: np.ndarray) -> np.ndarray:
         found = f"{placements.min()}..{placements.max()}"
         raise InvalidPlan(f"devices are 0..{task.num_devices - 1}, or -1 where nothing is placed, got {found}")
     return placements
-
-
-def single_costs(simulator: Simulator, task: Task) -> np.ndarray:
-    """Makespan of each table alone on the first device, (N,) ms: what "costliest first" goes by."""
-    n = task.num_tables
-    if not isinstance(simulator, FastSimulator):
-        placements = np.full((n, n), -1)
-        np.fill_diagonal(placements, 0)
-        return simulator.latency(task, placements).makespan(task.objective)
-    return costs_alone(simulator, task, simulator.embed(task))
-
-
-def costs_alone(simulator: FastSimulator, task: Task, tables: np.ndarray) -> np.ndarray:
-    """Makespan of each of some rows (N, H) alone on the first device, (N,) ms."""
-    n, devices = len(tables), task.num_devices
-    if task.objective == "kernel" and len(set(task.speed)) == 1:  # devices are alike and do not touch: ask K at once
-        dealt = np.pad(tables, ((0, -n % devices), (0, 0))).reshape(-1, devices, tables.shape[1])
-        return simulator.decode(task, dealt).compute.ravel()[:n]
-    makespans = []
-    for start in range(0, n, TABLES_AT_ONCE):
-        part = tables[start : start + TABLES_AT_ONCE]
-        sums = np.zeros((len(part), devices, part.shape[1]))
-        sums[:, 0] = part
-        makespans.append(simulator.decode(task, sums).makespan(task.objective))
-    return np.concatenate(makespans)
-
-
-def costs_with(task: Task, simulator: FastSimulator, sums: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """The cost of each device if it took one more table: sums (..., K, H), table (..., H) -> (..., K)."""
-    if task.objective == "kernel":  # a device's cost depends on nothing but its own tables
-        return simulator.decode(task, sums + table[..., None, :]).compute
-    *_, k, width = sums.shape
-    plans, tables = sums.reshape(-1, k, width), table.reshape(-1, width)
-    cost, count = np.empty(len(plans) * k), max(1, SHARDS_AT_ONCE // k)
-    for start in range(0, len(cost), count):
-        part = np.arange(start, min(start + count, len(cost)))
-        plan, device = np.divmod(part, k)
-        tried, each = plans[plan], np.arange(len(part))
-        tried[each, device] += tables[plan]
-        cost[part] = simulator.decode(task, tried).cost(task.objective)[each, device]
-    return cost.reshape(sums.shape[:-1])
 
 
 def counted(simulator: Simulator) -> Counted | CountedCalls:
@@ -330,9 +356,17 @@ class Counted(FastSimulator):
     def longest(self, task: Task) -> list[np.ndarray]:
         return self.simulator.longest(task)
 
+    def count(self, plans: int) -> None:
+        self.calls += plans
+        self.simulator.count(plans)
+
     def decode(self, task: Task, sums: np.ndarray) -> Latency:
-        self.calls += math.prod(sums.shape[:-2])
-        return self.simulator.decode(task, sums)
+        self.count(math.prod(sums.shape[:-2]))
+        return self.uncounted.decode(task, sums)
+
+    def cost(self, task: Task, sums: np.ndarray) -> np.ndarray:
+        self.count(math.prod(sums.shape[:-2]))
+        return self.uncounted.cost(task, sums)
 
 
 class CountedCalls:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from shard_gym.errors import InvalidTask
 from shard_gym.tables.histograms import NUM_BINS, kept_share
 from shard_gym.tables.pool import FEATURES, TablePool, at_batch
 
@@ -34,6 +35,10 @@ class Caches:
     line_bytes: int = 64
     l2_bytes: int = 2**20
     l3_bytes: int = 2**25
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(size := getattr(self, f.name), int) and 0 < size < 2**53 for f in fields(self)):
+            raise InvalidTask(f"caches are whole bytes above 0, got {self}")
 
     @classmethod
     def of(cls, card: dict[str, Any]) -> Caches:
@@ -76,8 +81,8 @@ def work(tables: TablePool, batch: int, caches: Caches) -> Work:
     logs = np.log2(1 + np.stack(amounts, axis=1))
     fresh = distinct / np.maximum(lookups, 1)
     again = np.maximum(looked_up - touched, 0)  # a row's first use always misses
-    served = [(kept_share(row, touched, size) * again).sum(axis=1) for size in caches.sizes]
-    hits = np.stack(served, axis=1) / np.maximum(lookups, 1)[:, None]
+    kept = kept_share(row, touched, np.array(caches.sizes)[:, None, None])
+    hits = (kept * again).sum(axis=2).T / np.maximum(lookups, 1)[:, None]
     inputs = np.column_stack([logs, fresh, hits, tables.accesses])
     return Work(inputs, unit, np.column_stack([np.ones(len(tables)), lookups, traffic, footprint, size, dim]))
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from shard_gym import core
 from shard_gym.errors import CorruptFile, SettingsIgnored
 from shard_gym.memory.shards import Shards, Tables
+from shard_gym.records.guard import guarded
+from shard_gym.records.numbers import whole
 from shard_gym.simulators import features
 from shard_gym.simulators.base import Factors, FastSimulator, Latency, refuse_objective
 from shard_gym.simulators.collectives import HOST_LINK, columns_sent, comm_ms, host_ms, mixed, traffic
@@ -50,6 +55,15 @@ def make_shipped(name: str) -> Learned:
     return Learned(shipped(name))
 
 
+def _settings(card: dict[str, Any]) -> list[dict[str, str]]:
+    """Settings of the campaigns that a card tells of, as text."""
+    measured = card.get("measured", {})
+    return [
+        {name: str(value) for name, value in part.get("settings", {}).items()}
+        for part in measured.get("parts", [measured])
+    ]
+
+
 class Learned(FastSimulator):
     """The simulator of a weights file; `card` says what was measured, where, and how well the network fits it.
 
@@ -64,19 +78,22 @@ class Learned(FastSimulator):
     """
 
     kinds = KINDS
+    sent = DIMS
 
     def __init__(self, source: str | Path | Weights) -> None:
         weights = source if isinstance(source, Weights) else Weights.load(source)
         self.card, self.network = weights.card, make_network(weights)
-        try:
-            self.id: str = self.card.get("id") or f"learned:{weights.sha256[:12]}"
-            self.batch: int = self.card["batch"]
+        with guarded(f"weights {source} lack what the simulator needs, fit them again"):
+            self.id = str(self.card.get("id") or f"learned:{weights.sha256[:12]}")
+            self.batch = whole(self.card["batch"])
             self.sigma = float(weights.tensors["sigma"])  # error that members share, relative
             self.low, self.high, self.deviation = weights.tensors["ranges"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptFile(f"weights {source} lack what the simulator needs, fit them again: {error}") from error
-        self.links = links_of(self.card)
-        self.host_link = float(self.card.get("host_link") or HOST_LINK)
+            self.links = links_of(self.card)
+            self.host_link = float(self.card.get("host_link") or HOST_LINK)
+            self._settings = _settings(self.card)
+            if not (0 < self.batch < 2**31 and 0 < self.host_link < math.inf):
+                raise CorruptFile(f"batch {self.batch} or host_link {self.host_link} is no number above 0")
+        self.model = self.network.model(self.sigma)
 
     def distance(self, task: Task) -> np.ndarray:
         """Distance of each table from the range of the fit, in standard deviations of the fitted tables, (N,).
@@ -126,7 +143,10 @@ class Learned(FastSimulator):
 
     def decode(self, task: Task, sums: np.ndarray) -> Latency:
         """The network's times for each shard, then the links'."""
-        moved, shards = self._moved(sums), self._compute(sums).reshape(-1, OWN + self.network.width)
+        told = core.decode(self.model, sums, task.ms_per_us, 4)
+        if told is not None:
+            return self._latency(task, sums, told[:2], told[2], told[3])
+        shards = self._compute(sums).reshape(-1, OWN + self.network.width)
         distance = shards[:, FAR] / np.maximum(shards[:, TABLES], 1)  # the mean of a shard's tables
         times = np.empty((3, len(shards)))
         for start in range(0, len(shards), AT_ONCE):
@@ -134,10 +154,38 @@ class Learned(FastSimulator):
             times[:, part] = self._times(shards[part], distance[part])
         times = times.reshape(3, *sums.shape[:-1])
         times *= task.ms_per_us * 1e3  # slower devices
-        if moved.shape[-1]:
-            times[:2] += host_ms(task.host_link or self.host_link, moved)
+        return self._latency(task, sums, times[:2], times[2], distance.reshape(sums.shape[:-1]))
+
+    def cost(self, task: Task, sums: np.ndarray) -> np.ndarray:
+        """The same without the members' disagreement, in half the time."""
+        alone = task.objective == "kernel"
+        times = core.decode(self.model, sums, task.ms_per_us, 1 if alone else 2)
+        if times is None:
+            times = self._both_passes(task, sums)
+        elif alone:
+            return times[0]
+        if alone:
+            return np.add(times[0], times[1])
+        return self._latency(task, sums, times).cost(task.objective)
+
+    def _both_passes(self, task: Task, sums: np.ndarray) -> np.ndarray:
+        """Forward and backward ms of each shard, (2, ..., K)."""
+        shards = self._compute(sums).reshape(-1, OWN + self.network.width)[:, OWN:]
+        if len(shards) <= AT_ONCE:
+            times = self.network.times(shards)
+        else:
+            parts = [self.network.times(shards[i : i + AT_ONCE]) for i in range(0, len(shards), AT_ONCE)]
+            times = np.concatenate(parts, axis=1)
+        times = times.reshape(2, *sums.shape[:-1])
+        times *= (sums[..., TABLES] > 0) * (task.ms_per_us * 1e3)
+        return times
+
+    def _latency(self, task: Task, sums: np.ndarray, times: np.ndarray, *known: np.ndarray) -> Latency:
+        """Times of both passes, (2, ..., K), to which come those of rows in the host's memory, and the links'."""
+        if (moved := self._moved(sums)).shape[-1]:
+            times += host_ms(task.host_link or self.host_link, moved)
         there, back = self._comm(task, sums)
-        return Latency(times[0], there, back, times[1], spread=times[2], distance=distance.reshape(there.shape))
+        return Latency(times[0], there, back, times[1], *known)
 
     def all_to_all(self, task: Task) -> tuple[Links, int] | None:
         """The task's wires or the card's, and the batch of the fit; None of tasks that have other collectives."""
@@ -159,9 +207,7 @@ class Learned(FastSimulator):
 
     def _measured(self, setting: str) -> set[str]:
         """Values of a setting in the campaigns that it was fitted to."""
-        measured = self.card.get("measured", {})
-        settings = [part.get("settings", {}) for part in measured.get("parts", [measured])]
-        return {told[setting] for told in settings if setting in told}
+        return {told[setting] for told in self._settings if setting in told}
 
     def doubt(self, task: Task, sums: np.ndarray, other: np.ndarray) -> float:
         """Standard deviation of how much sooner one plan ends than another, ms, from the sums of both, (K, H).

@@ -16,6 +16,7 @@ import numpy as np
 
 from shard_gym.errors import CorruptFile, UnknownName
 from shard_gym.records import tensors as card_files
+from shard_gym.records.guard import guarded
 from shard_gym.simulators import features
 from shard_gym.simulators.base import GRAIN, Factors
 from shard_gym.tables.pool import FEATURES, TablePool
@@ -28,11 +29,10 @@ WEIGHT_GRAIN = 2.0**16
 HIGHEST = 2.0**16  # activations stop here: beyond, products would no longer be exact
 ROOT_OFFSET = 2.0**-10  # keeps the slope of the fourth root finite at 0
 LOWEST_FACTOR = 0.05
-FEW = 1000  # numbers
 MAD_TO_DEVIATION = 1.2533  # of a normal distribution, its standard deviation over its mean absolute deviation
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Weights:
     """The numbers of a fitted network, and its card: architecture, features, hardware, batch, counts, errors."""
 
@@ -40,7 +40,8 @@ class Weights:
     card: dict[str, Any]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tensors", {name: np.array(a, np.float64) for name, a in self.tensors.items()})
+        with guarded("weights"):
+            object.__setattr__(self, "tensors", {name: np.array(a, np.float64) for name, a in self.tensors.items()})
 
     @property
     def sha256(self) -> str:
@@ -61,8 +62,9 @@ def links_of(card: dict[str, Any]) -> Links:
     """The wires that a card tells of, as keywords of Links with null for a rate without bound; else Ethernet's."""
     if not card.get("links"):
         return ETHERNET
-    given: dict[str, Any] = {name: math.inf if value is None else value for name, value in card["links"].items()}
-    return Links(**given)
+    with guarded("links of a card"):
+        given: dict[str, Any] = {name: math.inf if value is None else value for name, value in card["links"].items()}
+        return Links(**given)
 
 
 class Network(Protocol):
@@ -78,8 +80,16 @@ class Network(Protocol):
         """Forward ms, backward ms and the members' disagreement in ms, from sums (S, width) -> (3, S)."""
         ...
 
+    def times(self, sums: np.ndarray) -> np.ndarray:
+        """Forward and backward ms alone, from sums (S, width) -> (2, S)."""
+        ...
+
     def by_member(self, sums: np.ndarray) -> np.ndarray:
         """Forward and backward microseconds by each member of the ensemble, from sums (S, width) -> (M, 2, S)."""
+        ...
+
+    def model(self, sigma: float) -> np.ndarray | None:
+        """The numbers as the compiled core reads them, with the error that members share; None: it does not."""
         ...
 
     def factors(self, own: int) -> Factors | None:
@@ -94,14 +104,7 @@ def on_grid(values: np.ndarray, grain: float = GRAIN) -> np.ndarray:
 
 def relu(values: np.ndarray) -> np.ndarray:
     """Rectified and put on the grid again, in place."""
-    return _snap(_between(values, 0.0, HIGHEST))
-
-
-def _between(values: np.ndarray, low: float, high: float) -> np.ndarray:
-    if values.size > FEW:
-        return np.clip(values, low, high, out=values)
-    # np.clip's checks cost more than the work on a few shards, of which this makes two passes
-    return np.minimum(np.maximum(values, low, out=values), high, out=values)
+    return _snap(values.clip(0.0, HIGHEST, out=values))
 
 
 def _snap(values: np.ndarray) -> np.ndarray:
@@ -135,9 +138,16 @@ class Published:
         forward, backward = (np.maximum(self._head(h, sums), 0.0) for h in ("forward", "backward"))
         return np.stack([forward, backward, np.zeros_like(forward)])
 
+    def times(self, sums: np.ndarray) -> np.ndarray:
+        """Costs without the third row of `decode`, which is 0."""
+        return self.decode(sums)[:2]
+
     def by_member(self, sums: np.ndarray) -> np.ndarray:
         """The one network there is, (1, 2, S)."""
         return 1e3 * self.decode(sums)[None, :2]
+
+    def model(self, sigma: float) -> None:
+        """Return None: the compiled core does not know these networks."""
 
     def factors(self, own: int) -> None:
         """Return None: costs of these networks may fall as tables are added."""
@@ -172,41 +182,58 @@ class Ours:
         self.t, self.caches = tensors, caches
         self.members, self.totals = len(tensors["fixed"]), len(features.TOTALS)
         self.width = self.totals + 2 * self.members
+        first, fixed = np.full(self.totals, ROOT_OFFSET), tensors["fixed"].ravel()
+        self.added = np.concatenate([first, fixed])[:, None]  # to a shard's columns, (width, 1)
+        # Biases are weights of a one before all inputs, and of a last unit of each member, which is always one.
         weight, bias = tensors["factor/0/weight"], tensors["factor/0/bias"]  # (M, totals, U), (M, U)
-        with_bias = np.concatenate([weight, bias[:, None]], axis=1).transpose(0, 2, 1)
-        self.units = with_bias.reshape(-1, self.totals + 1) * GRAIN  # whole numbers come out, so one rint rounds
-        self.factor = np.ascontiguousarray(tensors["factor/1/weight"].transpose(0, 2, 1)) / GRAIN  # (M, 2, U)
-        self.factor_bias, self.fixed = tensors["factor/1/bias"][..., None], tensors["fixed"][..., None]  # (M, 2, 1)
+        units = np.concatenate([bias[:, None], weight], axis=1).transpose(0, 2, 1)  # (M, U, 1 + totals)
+        self.units = np.concatenate([units, np.eye(1, 1 + self.totals)[None].repeat(self.members, 0)], axis=1)
+        self.units = self.units.reshape(-1, 1 + self.totals)
+        weight, bias = tensors["factor/1/weight"], tensors["factor/1/bias"]  # (M, U, 2), (M, 2)
+        self.factor = np.concatenate([weight.transpose(0, 2, 1), bias[..., None]], axis=2)  # (M, 2, U + 1)
+
+    def model(self, sigma: float) -> np.ndarray:
+        """The numbers as the compiled core reads them, with the error that members share."""
+        units = self.units.reshape(self.members, -1, 1 + self.totals)[:, :-1]
+        sizes = [self.members, self.totals, units.shape[1], 1e3, sigma]
+        return np.concatenate([sizes, self.added.ravel(), units.ravel(), self.factor.ravel()])
 
     def embed(self, tables: TablePool, batch: int) -> np.ndarray:
         """Totals in multiples of an average table's, then each member's forward and backward microseconds."""
         t, found = self.t, features.work(tables, batch, self.caches)
         scaled = (np.clip(found.inputs, t["low"], t["high"]) - t["mean"]) * t["scale"]
-        hidden = relu(on_grid(scaled) @ t["table/0/weight"] + t["table/0/bias"][:, None])  # (M, N, T)
-        level = hidden @ t["table/1/weight"] + t["table/1/bias"][:, None]  # (M, N, 2)
+        hidden = on_grid(scaled) @ t["table/0/weight"]  # (M, N, T)
+        hidden += t["table/0/bias"][:, None]
+        level = relu(hidden) @ t["table/1/weight"] + t["table/1/bias"][:, None]  # (M, N, 2)
         base = found.unit[:, None] * np.logaddexp(np.concatenate(list(level), axis=1), 0.0)  # softplus
         return np.concatenate([found.totals * t["totals_scale"], base], axis=1)
 
     def decode(self, sums: np.ndarray) -> np.ndarray:
         """Mean of the members, and how far they are apart."""
-        return _mean_and_spread(self.by_member(sums))
+        return _mean_and_spread(self._in_grains(sums))
+
+    def times(self, sums: np.ndarray) -> np.ndarray:
+        """Mean of the members."""
+        return _mean(self._in_grains(sums))
 
     def by_member(self, sums: np.ndarray) -> np.ndarray:
         """Forward and backward microseconds by each member, (M, 2, S)."""
-        columns = np.array(sums.T, order="C")  # (width, S): shards are columns from here on; a copy, even of one shard
-        base = columns[self.totals :].reshape(self.members, 2, -1)
-        roots = np.empty((self.totals + 1, len(sums)))
-        roots[-1] = 1.0  # meets the biases
-        np.add(columns[: self.totals], ROOT_OFFSET, out=roots[:-1])
-        _snap(np.sqrt(np.sqrt(roots, out=roots), out=roots))
+        return self._in_grains(sums) / GRAIN
+
+    def _in_grains(self, sums: np.ndarray) -> np.ndarray:
+        """The same in units of 1/GRAIN: whole numbers, as roots and units are, so that to round is one rint."""
+        columns = np.empty((1 + self.width, len(sums)))  # shards are columns from here on
+        columns[0] = 1.0  # meets the biases
+        np.add(sums.T, self.added, out=columns[1:])
+        roots, base = columns[: 1 + self.totals], columns[1 + self.totals :].reshape(self.members, 2, len(sums))
+        roots *= GRAIN**4
+        np.rint(np.sqrt(np.sqrt(roots, out=roots), out=roots), out=roots)
         hidden = self.units @ roots
-        np.rint(_between(hidden, 0.0, HIGHEST * GRAIN), out=hidden)
-        passes = self.factor @ hidden.reshape(self.members, -1, len(sums))  # (M, 2, S)
-        passes += self.factor_bias
-        _between(passes, LOWEST_FACTOR, HIGHEST)
-        base += self.fixed
+        np.rint(hidden.clip(0.0, HIGHEST * GRAIN, out=hidden), out=hidden)  # the method is faster than np.clip
+        passes = self.factor @ hidden.reshape(self.members, self.factor.shape[2], len(sums))  # (M, 2, S)
+        passes.clip(LOWEST_FACTOR * GRAIN, HIGHEST * GRAIN, out=passes)
         passes *= base
-        return _snap(passes)
+        return np.rint(passes, out=passes)
 
     def factors(self, own: int) -> Factors:
         """The weights that follow the sums; `own` columns of a shard's sum come before the network's."""
@@ -214,10 +241,17 @@ class Ours:
         return Factors(own, self.t["fixed"], hidden, self.t["factor/0/bias"], out, self.t["factor/1/bias"])
 
 
-def _mean_and_spread(passes: np.ndarray) -> np.ndarray:
-    """Forward, backward and the standard deviation of both together, ms (3, S), from microseconds (M, 2, S).
+def _mean(passes: np.ndarray) -> np.ndarray:
+    """Forward and backward ms, (2, S), from microseconds in units of 1/GRAIN, (M, 2, S)."""
+    out = np.add.reduce(passes, axis=0)
+    out *= 1e-3 / len(passes) / GRAIN
+    return out
 
-    Times are on the grid, so that sums over members are exact and do not depend on the number of shards.
+
+def _mean_and_spread(passes: np.ndarray) -> np.ndarray:
+    """Forward, backward and the standard deviation of both together, ms (3, S), from the same.
+
+    They are whole numbers, so that sums over members are exact and do not depend on the number of shards.
     """
     members = len(passes)
     out = np.empty((3, passes.shape[-1]))
@@ -226,8 +260,8 @@ def _mean_and_spread(passes: np.ndarray) -> np.ndarray:
     whole *= members
     whole -= out[0] + out[1]
     np.add.reduce(abs(whole), axis=0, out=out[2])
-    out[:2] *= 1e-3 / members
-    out[2] *= 1e-3 * MAD_TO_DEVIATION / members**2
+    out[:2] *= 1e-3 / members / GRAIN
+    out[2] *= 1e-3 * MAD_TO_DEVIATION / members**2 / GRAIN
     return out
 
 
@@ -243,14 +277,52 @@ ARCHITECTURES: dict[str, Any] = {
 def make_network(weights: Weights) -> Published | Ours:
     """The network of fitted weights; refuses weights made for other features or another order of them."""
     name = weights.card.get("architecture")
-    if name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise UnknownName("architecture", name, ARCHITECTURES)
     made = ARCHITECTURES[name]
     expected = list(made.inputs if made is Ours else Published.inputs)
     if weights.card.get("features") != expected:
         raise CorruptFile(f"weights of {name} expect features {weights.card.get('features')}, here they are {expected}")
-    try:
+    _check_tensors(name, weights.tensors, OURS if made is Ours else published_shapes(made))
+    with guarded(f"weights of {name}"):
         caches = features.Caches.of(weights.card.get("caches", {}))
         return Ours(weights.tensors, caches) if made is Ours else Published(weights.tensors, made)
-    except KeyError as error:
-        raise CorruptFile(f"weights of {name} lack the tensor {error}: fit them again") from error
+
+
+# Shapes of tensors, a letter a dimension: inputs, totals, features, members, ranges and whatever else must be equal.
+OURS = {
+    **dict.fromkeys(("low", "high", "mean", "scale"), "I"),
+    **{"table/0/weight": "MIH", "table/0/bias": "MH", "table/1/weight": "MH2", "table/1/bias": "M2"},
+    **{"factor/0/weight": "MTU", "factor/0/bias": "MU", "factor/1/weight": "MU2", "factor/1/bias": "M2"},
+    **{"totals_scale": "T", "fixed": "M2", "sigma": "", "ranges": "3R"},
+}
+_SIZES = {"I": len(features.INPUTS), "T": len(features.TOTALS), "F": len(FEATURES), "R": len(features.RANGES)}
+NOT_NEGATIVE = {"totals_scale", "fixed", "factor/0/weight", "factor/1/weight", "sigma", "forward_share"}
+LARGEST = 2.0**40  # of a weight: what networks make of it stays finite
+
+
+def published_shapes(heads: tuple[str, ...]) -> dict[str, str]:
+    """The shapes of one of the papers' networks."""
+    found = {"mean": "F", "scale": "F", "forward_share": "", "sigma": "", "ranges": "3R"}
+    found |= {"table/0/weight": "FH", "table/0/bias": "H", "table/1/weight": "HW", "table/1/bias": "W"}
+    for head in (*heads, "overall") if "comm" in heads else heads:
+        found |= {f"{head}/0/weight": "WU", f"{head}/0/bias": "U", f"{head}/1/weight": "U1", f"{head}/1/bias": "1"}
+    return found
+
+
+def _check_tensors(name: str, tensors: dict[str, np.ndarray], shapes: dict[str, str]) -> None:
+    """Refuse tensors of other shapes than the network's, and numbers that would make costs none."""
+    sizes = dict(_SIZES)
+    for tensor, letters in shapes.items():
+        if tensor not in tensors:
+            raise CorruptFile(f"weights of {name} lack the tensor {tensor!r}: fit them again")
+        values = tensors[tensor]
+        wanted = tuple(
+            int(c) if c.isdecimal() else sizes.setdefault(c, n) for c, n in zip(letters, values.shape, strict=False)
+        )
+        if values.shape != wanted or len(letters) != values.ndim or not values.size:
+            raise CorruptFile(f"weights of {name}: {tensor!r} has shape {values.shape}, expected {wanted}")
+        if not (abs(values) <= LARGEST).all() or (tensor in NOT_NEGATIVE and (values < 0).any()):
+            raise CorruptFile(f"weights of {name}: {tensor!r} holds a number that is none, too large, or negative")
+    if not (tensors["ranges"][2] > 0).all() or tensors.get("forward_share", np.zeros(())) > 1:
+        raise CorruptFile(f"weights of {name}: a deviation is 0, or a share above 1")

@@ -14,6 +14,7 @@ from itertools import product
 
 import numpy as np
 
+from shard_gym import core
 from shard_gym.memory.shards import CACHED, ID_WEIGHT_BYTES, IN_UVM, Shards, Tables
 from shard_gym.simulators.base import PASSES, FastSimulator, Latency, Maxima, refuse_objective
 from shard_gym.simulators.collectives import (
@@ -60,10 +61,12 @@ class Roofline(FastSimulator):
     """The analytic simulator; `embed` gives microseconds, so that their grain is well below any table's cost."""
 
     kinds = KINDS
+    sent = DIM
 
     def __init__(self, hardware: Hardware, version: int = 1) -> None:
         self.hardware = hardware
         self.id = f"roofline:{hardware.name}-v{version}"
+        self.model = np.array([0.0, 0.0, 0.0, 1.0, hardware.launch_us])
 
     def embed(self, task: Task) -> np.ndarray:
         """Work of each table in a batch: time at the memory, at the issue units, in the sort; columns; one."""
@@ -128,12 +131,8 @@ class Roofline(FastSimulator):
 
         Rows from the host's memory come before or after the others, as they have kernels of their own.
         """
-        h = self.hardware
-        launch = (sums[..., COUNT] > 0) * h.launch_us
-        forward = np.maximum(sums[..., FORWARD_DRAM], sums[..., FORWARD_ISSUE]) + launch
-        backward = np.maximum(sums[..., BACKWARD_DRAM], sums[..., BACKWARD_ISSUE]) + sums[..., SORT] + launch
-        forward *= task.ms_per_us
-        backward *= task.ms_per_us
+        h, times = self.hardware, core.decode(self.model, sums, task.ms_per_us, 2)
+        forward, backward = self._both_passes(task, sums) if times is None else times
         links, moved = task.links or h.links, sums[..., COUNT + 1 :]
         if some_moved := bool(moved.shape[-1]):
             fetched, updated = host_ms(task.host_link or h.host_link, moved)
@@ -145,6 +144,21 @@ class Roofline(FastSimulator):
         else:
             there = back = links.all_to_all_ms(sums[..., DIM], task.batch)
         return Latency(forward, there, back, backward)
+
+    def cost(self, task: Task, sums: np.ndarray) -> np.ndarray:
+        """The costs of `decode`."""
+        alone = task.objective == "kernel" and not mixed(task)
+        times = core.decode(self.model, sums, task.ms_per_us, 1) if alone else None
+        return super().cost(task, sums) if times is None else times[0]
+
+    def _both_passes(self, task: Task, sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Forward and backward ms of shards in the device's memory, (..., K) both."""
+        launch = (sums[..., COUNT] > 0) * self.hardware.launch_us
+        forward = np.maximum(sums[..., FORWARD_DRAM], sums[..., FORWARD_ISSUE]) + launch
+        backward = np.maximum(sums[..., BACKWARD_DRAM], sums[..., BACKWARD_ISSUE]) + sums[..., SORT] + launch
+        forward *= task.ms_per_us
+        backward *= task.ms_per_us
+        return forward, backward
 
     def all_to_all(self, task: Task) -> tuple[Links, int] | None:
         """The task's wires or the preset's, and the task's batch; None of tasks that have other collectives."""
@@ -260,3 +274,8 @@ PRESETS_V2 = {
     name: _issuing(PRESETS[name], _A100_LOOKUP_NS * _ISSUE_RATES["a100-x32-roce"] / rate)
     for name, rate in _ISSUE_RATES.items()
 }
+
+
+def make_preset(name: str, version: int) -> Roofline:
+    """The simulator of a preset, see PRESETS."""
+    return Roofline({1: PRESETS, 2: PRESETS_V2}[version][name], version)

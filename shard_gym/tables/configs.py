@@ -24,6 +24,7 @@ from operator import mul
 from typing import Any
 
 from shard_gym.errors import InvalidPool, InvalidTask, UnknownName
+from shard_gym.records.guard import guarded
 from shard_gym.tables.pool import TablePool, make_pool
 
 IDS_PER_FEATURE = 1.0  # torchrec.distributed.planner.constants.POOLING_FACTOR
@@ -53,6 +54,7 @@ class Lookup:
 Pooling = Mapping[str, float | Lookup]  # by name of feature or table
 
 
+@guarded("configs of tables", InvalidPool)
 def pool_of_configs(configs: Sequence[Any], pooling: Pooling | None = None, batch: int | None = None) -> TablePool:
     """A pool with one table a config; lookups are spread evenly over its rows, see `make_pool`.
 

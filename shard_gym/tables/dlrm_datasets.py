@@ -27,7 +27,6 @@ import gzip
 import os
 import pickle
 import shutil
-import struct
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -39,26 +38,15 @@ from typing import Any
 import numpy as np
 
 from shard_gym.errors import CorruptFile, InvalidPool, MissingDependency
+from shard_gym.records.guard import MOST_BYTES, REFUSALS
 from shard_gym.tables.histograms import NUM_BINS, use_histogram
 from shard_gym.tables.pool import TablePool, make_pool
 
 ROWS_MIN = 100  # AutoShard's code: a table has at least as many
+MOST_RATIO = 50  # of unpacked to packed bytes
 ROWS_MAX = 2**40  # beyond it the bytes of a table would not fit int64: no row number
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"  # how such files begin
-# What torch.load raises on files that are not its own, or that hold more than tensors.
-_REFUSALS = (
-    pickle.UnpicklingError,
-    RuntimeError,
-    EOFError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    LookupError,
-    AssertionError,
-    OverflowError,
-    struct.error,
-    tarfile.TarError,
-)
+_REFUSALS = (*REFUSALS, pickle.UnpicklingError, tarfile.TarError)  # what torch.load raises on files of others
 
 
 def read_pool(
@@ -166,13 +154,24 @@ def _open(path: str | Path) -> _Lookups:
     with TemporaryDirectory(prefix="shard_gym_") as folder:
         unpacked = Path(folder) / "lookups.pt"
         try:
-            with gzip.open(path) as source, unpacked.open("wb") as target:
-                shutil.copyfileobj(source, target, 2**20)
+            _unpack(path, unpacked)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             written = unpacked.stat().st_size
             raise CorruptFile(f"{path}: gzip breaks off after {written:,} unpacked bytes: {error}") from error
         # on leaving, the folder goes; a mapped file lives on without a name until nobody uses it
         return _Lookups(path, *_load(unpacked, path))
+
+
+def _unpack(path: Path, target: Path) -> None:
+    """Unpack a gzipped file; one that grows as no data do, or beyond the disk, is refused."""
+    most = max(MOST_BYTES // 2, MOST_RATIO * path.stat().st_size)
+    free = shutil.disk_usage(target.parent).free
+    with gzip.open(path) as source, target.open("wb") as file:
+        while part := source.read(2**20):
+            file.write(part)
+            if file.tell() > min(most, free):
+                why = "no data do that" if most <= free else f"TMPDIR has no room for more, {target.parent}"
+                raise CorruptFile(f"{path} unpacks to more than {min(most, free):,} bytes: {why}")
 
 
 def _load(path: Path, named: Path) -> list[np.ndarray]:
@@ -182,7 +181,7 @@ def _load(path: Path, named: Path) -> list[np.ndarray]:
     mmap = _begins(path, _ZIP) and (os.name == "posix" or path == named)
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except _REFUSALS as error:
+    except (*_REFUSALS, OSError) as error:
         reason = str(error).rpartition("WeightsUnpickler error: ")[2].strip() or repr(error)
         first_line = reason.partition("\n")[0]
         raise CorruptFile(f"{named} cannot be read as a torch.save of tensors: {first_line}") from error
@@ -203,6 +202,8 @@ def _integers(tensor: Any, name: str, path: Path) -> np.ndarray:
         array: np.ndarray = tensor.numpy(force=True)
     except (TypeError, RuntimeError) as error:  # sparse, quantised, bfloat16
         raise CorruptFile(f"{path}: {name} is {tensor.dtype}, {tensor.layout}, not plain integers") from error
+    if tensor.untyped_storage().nbytes() < array.nbytes:
+        raise CorruptFile(f"{path}: {name} is {array.shape}, more numbers than the file holds")
     if array.dtype.kind not in "iu":
         raise CorruptFile(f"{path}: {name} is {tensor.dtype}, not integer")
     if array.ndim != dimensions:

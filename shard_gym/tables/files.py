@@ -54,6 +54,7 @@ import numpy as np
 
 from shard_gym.errors import CorruptFile, InvalidPool, MissingDependency, UnknownName
 from shard_gym.records.files import read_json, write_whole
+from shard_gym.records.guard import MOST_BYTES, MOST_JSON_BYTES, content_of, guarded, reason
 from shard_gym.tables.pool import ELEMENT_BYTES, LATER, NUM_BINS, TablePool, make_pool
 
 SCHEMA = "shard-gym/pool/1"
@@ -69,6 +70,7 @@ OTHER_NAMES = {
 }
 _SHARES = ("uses", "accesses")
 _BINS = {share: tuple(f"{share}_{b}" for b in range(NUM_BINS)) for share in _SHARES}
+MOST_CELLS = 2**23  # of a file
 _REAL_MAX = 2.0**128 - 2.0**103  # what is not below rounds to infinity in float32
 _WRITTEN = ("name", "rows", "dim", "pooling", "dtype", "distinct")
 _PRECISE = {"pooling": "pooling64", "bags": "bags64"}  # columns of float64, where float32 would lose digits
@@ -90,10 +92,8 @@ def load_pool(path: str | Path) -> TablePool:
         raise CorruptFile(f"{path}: no column rows, the one that every pool needs; {HOW}")
     if not columns["rows"]:
         raise CorruptFile(f"{path} holds no tables")
-    try:
+    with guarded(path):
         return make_pool(**_parsed(columns, str(path)))
-    except InvalidPool as error:
-        raise CorruptFile(f"{path}: {error}") from error
 
 
 def save_pool(pool: TablePool, path: str | Path) -> None:
@@ -247,10 +247,12 @@ def _transposed(tables: list[Any], path: Path) -> Columns:
 
 def _read_csv(path: Path) -> Columns:
     try:
-        text = path.read_bytes().decode("utf-8-sig")  # a spreadsheet may begin with a byte order mark
+        text = content_of(path, MOST_JSON_BYTES).decode("utf-8-sig")  # a spreadsheet may begin with a byte order mark
         header, *rows = list(csv.reader(io.StringIO(text, newline=""), strict=True)) or [[]]
     except (UnicodeDecodeError, csv.Error) as error:
         raise CorruptFile(f"{path} is not CSV: {error}") from error
+    if len(header) * len(rows) > MOST_CELLS:
+        raise CorruptFile(f"{path} holds {len(rows):,} rows of {len(header):,} columns, more than are read")
     if len(header) == 1 and (separator := next((mark for mark in ";\t|" if mark in header[0]), None)):
         raise CorruptFile(f"{path}: columns are separated by commas, found {separator!r}; {HOW}")
     header = _headers(header, path)
@@ -263,13 +265,23 @@ def _read_csv(path: Path) -> Columns:
 
 def _read_parquet(path: Path) -> Columns:
     pyarrow = _pyarrow()
-    content = path.read_bytes()
+    content = content_of(path)
     try:
-        table = pyarrow.parquet.read_table(pyarrow.BufferReader(content))
-        columns = [column.to_pylist() for column in table.columns]
-        return dict(zip(_headers(table.column_names, path), columns, strict=True))
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise CorruptFile(f"{path} is not Parquet: {error}") from error
+        with guarded(f"{path} is not Parquet"), pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content)) as file:
+            _check_size(file.metadata, path)
+            table = file.read(use_threads=False)
+            columns = [column.to_pylist() for column in table.columns]
+            return dict(zip(_headers(table.column_names, path), columns, strict=True))
+    except (pyarrow.ArrowException, OSError) as error:
+        raise CorruptFile(f"{path} is not Parquet: {reason(error)}") from error
+
+
+def _check_size(metadata: Any, path: Path) -> None:
+    """Refuse a file that unpacks to more than is read, by what it says itself."""
+    unpacked = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+    if metadata.num_rows * max(metadata.num_columns, 1) > MOST_CELLS or unpacked > MOST_BYTES:
+        told = f"{metadata.num_rows:,} rows of {metadata.num_columns:,} columns and {unpacked:,} bytes"
+        raise CorruptFile(f"{path} holds {told}, more than are read")
 
 
 def _headers(given: Iterable[str], path: Path) -> list[str]:

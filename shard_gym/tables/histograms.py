@@ -63,14 +63,15 @@ def drawn_counts(
     return touched, looked_up
 
 
-def kept_share(row: np.ndarray, touched: np.ndarray, cache_bytes: float) -> np.ndarray:
+def kept_share(row: np.ndarray, touched: np.ndarray, cache_bytes: float | np.ndarray) -> np.ndarray:
     """Share of each bin's rows, of `row` bytes (N,), that a cache keeps which holds the most used ones, (N, 17).
 
-    A fused kernel walks the tables one after the other, so each has the cache to itself.
+    A fused kernel walks the tables one after the other, so each has the cache to itself. Of several caches (C, 1, 1)
+    at once, (C, N, 17).
     """
     hottest_first = (touched * row[:, None])[:, ::-1]
     room = cache_bytes - (np.cumsum(hottest_first, axis=1) - hottest_first)
-    return np.clip(room / np.maximum(hottest_first, 1), 0, 1)[:, ::-1]
+    return np.clip(room / np.maximum(hottest_first, 1), 0, 1)[..., ::-1]
 
 
 def lookup_bounds(touched: np.ndarray, lookups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from shard_gym.errors import InvalidPool
+from shard_gym.records.guard import guarded
 from shard_gym.records.numbers import whole
 from shard_gym.tables.histograms import NUM_BINS, agree, drawn_counts, fitted_counts, spread_evenly
 
@@ -60,6 +61,7 @@ class TablePool:
     weighted: np.ndarray = field(default_factory=lambda: np.zeros((), bool))
     optimizer: tuple[str, ...] = ()  # of single tables; "" is the task's
 
+    @guarded("a pool of tables", InvalidPool)
     def __post_init__(self) -> None:
         for column in ("bags", *_FLAGS):
             if not np.ndim(getattr(self, column)):
@@ -154,6 +156,7 @@ class TablePool:
         head = np.stack([self.dim, self.rows, self.pooling, self.weight_bytes / GB], axis=1)
         return np.concatenate([head, self.uses], axis=1).astype(np.float32)
 
+    @guarded("tables are picked by index or by a mask", InvalidPool)
     def take(self, indices: Sequence[int] | np.ndarray) -> TablePool:
         """The tables at `indices`, in that order, repeats are legal; or those where a mask, (N,) bool, is true."""
         picked = _picked(indices, len(self))
@@ -171,6 +174,7 @@ def at_batch(tables: TablePool, batch: float) -> tuple[np.ndarray, np.ndarray]:
     return drawn_counts(*tables.use_counts(), batch / tables.reference_batch, tables.rows)
 
 
+@guarded("a pool of tables", InvalidPool)
 def make_pool(
     rows: Any,
     dim: Any = 16,
@@ -248,8 +252,8 @@ def _batch(samples: Any) -> int:
         batch = whole(samples)
     except TypeError as error:
         raise InvalidPool(f"reference_batch must be a positive int: {error}") from error
-    if batch < 1:
-        raise InvalidPool(f"reference_batch must be positive, got {batch}")
+    if not 1 <= batch < EXACT:
+        raise InvalidPool(f"reference_batch must be positive and below 2**53, got {batch}")
     return batch
 
 
@@ -264,6 +268,10 @@ def _check(pool: TablePool) -> None:
     for column in ("name", "dtype", "optimizer"):
         if len(told := getattr(pool, column)) != n:
             raise InvalidPool(f"{n} tables need {n} {column}s, got {len(told)}")
+    if odd := [
+        text for texts in (pool.name, pool.dtype, pool.optimizer) for text in texts if not isinstance(text, str)
+    ]:
+        raise InvalidPool(f"names, dtypes and optimizers of tables are text, got {odd[0]!r:.60}")
     if unknown := set(pool.dtype) - ELEMENT_BYTES.keys():
         raise InvalidPool(f"unknown weight dtype {sorted(unknown)}; choose from {sorted(ELEMENT_BYTES)}")
     _check_values(pool)

@@ -7,15 +7,18 @@ import math
 import numpy as np
 
 from shard_gym.errors import InvalidPool
+from shard_gym.records.guard import expect, guarded
 from shard_gym.tables.pool import TablePool
 
 
+@guarded("a trace", InvalidPool)
 def trace(pool: TablePool, table: int, batch: int | None = None, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """(indices, offsets) int64 of one table: sample s looks up indices[offsets[s]:offsets[s + 1]].
 
     At the pool's reference batch the trace has exactly the table's rows, lookups and use counts. A smaller batch
     is a draw of samples from such a trace. Equal arguments give equal traces.
     """
+    expect(pool, TablePool, InvalidPool)
     batch = pool.reference_batch if batch is None else batch
     if not 0 < batch <= pool.reference_batch:
         raise InvalidPool(f"a trace has 1 to {pool.reference_batch} samples (the reference batch), asked for {batch}")

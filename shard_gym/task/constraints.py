@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from shard_gym.errors import InvalidTask, UnknownName
+from shard_gym.records.guard import guarded
 from shard_gym.records.numbers import whole
 
 # How a table becomes shards, in TorchRec's words: whole, by columns, by rows over all devices or over those of a host,
@@ -33,6 +34,7 @@ class Constraints:
     shares: tuple[tuple[int, float], ...] = ()  # (table, share of its rows that its cache holds)
     least_columns: tuple[tuple[int, int], ...] = ()  # (table, columns that its shards of columns have at least)
 
+    @guarded("constraints", InvalidTask)
     def __post_init__(self) -> None:
         try:
             for name in ("pin", "together", "apart"):

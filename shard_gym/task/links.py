@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 
 from shard_gym.errors import InvalidTask
+from shard_gym.records.guard import guarded
 from shard_gym.records.numbers import whole
+
+LEAST = 2.0**-100  # of a rate or speed: what is divided by it stays a number
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Links:
     fabric: float = math.inf  # of the whole machine
     peer_to_peer: bool = True  # False: traffic inside a group takes the uplink too
 
+    @guarded("links", InvalidTask)
     def __post_init__(self) -> None:
         try:
             for rate in ("port", "latency_ms", "uplink", "fabric"):
@@ -37,8 +41,8 @@ class Links:
         except (TypeError, ValueError) as error:
             raise InvalidTask(f"links are rates and a whole number of devices a group: {error}") from error
         object.__setattr__(self, "peer_to_peer", bool(self.peer_to_peer))
-        rates = all(rate > 0 for rate in (self.port, self.uplink, self.fabric))  # NaN is not
-        if not (rates and 0 <= self.latency_ms < math.inf and self.group >= 0):
+        rates = all(rate >= LEAST for rate in (self.port, self.uplink, self.fabric))  # NaN is not
+        if not (rates and 0 <= self.latency_ms < 1 / LEAST and self.group >= 0):
             raise InvalidTask(f"links need positive rates, latency >= 0 and group >= 0, got {self}")
 
     def all_to_all_ms(self, dims: np.ndarray, batch: int) -> np.ndarray:
@@ -48,12 +52,21 @@ class Links:
         batch/K * 4 * (sum of all dims). Links carry both ways at once, so the larger one counts. The two passes
         mirror each other (what was sent comes back), so one function serves both.
         """
+        total = dims @ np.ones((dims.shape[-1], 1))  # whole columns: exact, and sooner than their sum
+        return self._sent_ms(dims, total, *self._held_in_groups(dims, total), batch)
+
+    def one_more_ms(self, dims: np.ndarray, more: np.ndarray, batch: int) -> np.ndarray:
+        """The same on each device if it alone held so many more columns, (..., K) and (...) -> (..., K)."""
+        more, total = more[..., None], dims @ np.ones((dims.shape[-1], 1))
+        in_group, group = self._held_in_groups(dims, total)
+        return self._sent_ms(dims + more, total + more, in_group + more, group, batch)
+
+    def _sent_ms(self, dims: np.ndarray, total: np.ndarray, in_group: np.ndarray, group: Any, batch: int) -> np.ndarray:
+        """Time of one all-to-all on each device, from columns there, in its group, of so many devices, and in all."""
         devices = dims.shape[-1]
         if devices == 1:
             return np.zeros(dims.shape)
         slice_bytes = 4.0 * batch / devices  # one column's output for the samples of one device
-        total = dims @ np.ones((devices, 1))  # whole columns: exact, and sooner than their sum
-        in_group, group = self._held_in_groups(dims, total)
         if self.peer_to_peer:  # sent, received; inside the group, then leaving it
             near = np.maximum(dims * (group - 1), in_group - dims)
         else:

@@ -33,6 +33,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from shard_gym.errors import CorruptFile, InvalidTask, UnknownName
+from shard_gym.records.guard import guarded, text_of
 from shard_gym.records.numbers import whole
 from shard_gym.tables.configs import Pooling
 from shard_gym.tables.pool import GB
@@ -41,6 +42,7 @@ from shard_gym.task.own import Tables, TaskSettings, make_task, memory_of
 from shard_gym.task.task import Task
 
 RESERVE = 0.15  # of memory, for fragmentation: what TorchRec's users keep
+MOST_TEXT = 2**20  # bytes of a file
 _RATES = ("link_gb_s", "link_us", "host_gb_s", "host_us", "host_link_gb_s")
 _NUMBERS = (*_RATES, "reserve", "reserve_gb", "host_memory_gb", "price")
 
@@ -65,6 +67,7 @@ class Machine:
     simulator: str | None = None  # that comes closest; None: that of tasks of no suite
     price: float | None = None
 
+    @guarded("a machine", InvalidTask)
     def __post_init__(self) -> None:
         try:
             for count in ("devices", "hosts"):
@@ -125,6 +128,8 @@ class Machine:
 
     def of_hosts(self, hosts: int) -> Machine:
         """The same with so many hosts; its price grows with them."""
+        with guarded("a number of hosts", InvalidTask):
+            hosts = whole(hosts)
         if hosts == self.hosts:
             return self
         if np.ndim(self.memory_gb) or np.ndim(self.speed):
@@ -169,21 +174,20 @@ MACHINES = {
 
 def read_machine(name: str | Path) -> Machine:
     """A preset by its name, or the machine of a TOML file."""
+    if not isinstance(name, str | Path):
+        raise InvalidTask(f"hardware is a name or a file, got a {type(name).__name__}")
     if str(name) in MACHINES:
         return MACHINES[str(name)]
     path = Path(name)
     if path.suffix.lower() != ".toml":
         raise UnknownName("hardware", str(name), MACHINES, "or a file that ends in .toml, see shard_gym.task.machines")
-    try:
-        told: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CorruptFile(f"{path} is not TOML: {error}") from error
+    text = text_of(path, MOST_TEXT)
+    with guarded(f"{path} is not TOML"):
+        told: dict[str, Any] = tomllib.loads(text)
     known = [field.name for field in fields(Machine)]
     if unknown := sorted(told.keys() - set(known)):
         raise CorruptFile(f"{path}: unknown {', '.join(unknown)}; known are {', '.join(known)}")
     if missing := [key for key in ("devices", "memory_gb") if key not in told]:
         raise CorruptFile(f"{path}: no {missing[0]}; a machine is at least devices = 8 and memory_gb = 80")
-    try:
+    with guarded(path):
         return Machine(**{"name": path.stem, **told})
-    except InvalidTask as error:
-        raise CorruptFile(f"{path}: {error}") from error

@@ -9,6 +9,7 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 
 from shard_gym.errors import InvalidPool, InvalidTask, UnknownName
+from shard_gym.records.guard import guarded
 from shard_gym.records.numbers import whole
 from shard_gym.tables.configs import Pooling, check_empty_bags, pool_of_configs
 from shard_gym.tables.files import HOW, load_pool
@@ -39,6 +40,7 @@ class TaskSettings(TypedDict, total=False):
     name: str  # the file's unless told
 
 
+@guarded("a task of these tables", InvalidTask)
 def make_task(
     tables: Tables,
     devices: int,

@@ -7,11 +7,12 @@ The data are `data/banks.npz` (which tables, which dims, how much memory) and `d
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 
@@ -90,6 +91,10 @@ class Suite:
 
     def tasks(self, split: str = "train") -> tuple[Task, ...]:
         """The tasks of "train", "val" or "test"."""
+        return self.bank_of(split)[:]
+
+    def bank_of(self, split: str = "train") -> SuiteTasks:
+        """The same tasks, each made when it is first asked for."""
         return _tasks(self, _known(split))
 
     def num_tasks(self, split: str = "train") -> int:
@@ -107,11 +112,12 @@ class Suite:
         uniform plans, full devices or not. Of tasks of all kinds it is 100 plans, of whole tables, whose rows are where
         there is room; tables larger than a device lie by rows on all.
         """
-        key = f"{self.frozen_as}/{_known(split)}/{simulator_id or self.judge}"
+        by = self.judge if simulator_id is None else simulator_id
+        key = f"{self.frozen_as}/{_known(split)}/{by}"
         frozen = self._data("references.npz")
         if key not in frozen:
             known = [k.rsplit("/", 1)[1] for k in frozen if k.startswith(f"{self.frozen_as}/{split}/")]
-            raise UnknownName(f"simulator with a random reference on {self.key}", simulator_id or self.judge, known)
+            raise UnknownName(f"simulator with a random reference on {self.key}", by, known)
         return frozen[key]
 
     def feature_scaling(self) -> tuple[np.ndarray, np.ndarray]:
@@ -124,7 +130,7 @@ class Suite:
 
 
 def _known(split: str) -> str:
-    if split not in SPLITS:
+    if not isinstance(split, str) or split not in SPLITS:
         raise UnknownName("split", split, SPLITS)
     return split
 
@@ -136,42 +142,72 @@ def _archive(folder: str, name: str) -> Mapping[str, np.ndarray]:
     return np.load(io.BytesIO(content), allow_pickle=False)
 
 
-@cache
-def _tasks(suite: Suite, split: str) -> tuple[Task, ...]:
-    bank = _archive(suite.folder, "banks.npz")
-    per_task_bytes = bank.get(f"{suite.frozen_as}/{split}/memory")
-    memory = np.array(suite.memory_gb) * GB
-    tasks = []
-    for i, tables in enumerate(_tables(suite, split)):
-        per_device = memory if per_task_bytes is None else per_task_bytes[i]
-        tasks.append(
-            Task(
-                tables,
-                memory=tuple(np.broadcast_to(per_device, suite.num_devices).astype(np.int64).tolist()),
-                objective=suite.objective,
-                speed=suite.speed,
-                links=suite.links,
-                optimizer=suite.optimizer,
-                accounting=suite.accounting,
-                splits_allowed=suite.splits_allowed,
-                name=f"{suite.key}/{split}/{i}",
-                kinds=suite.kinds,
-                residences=suite.residences,
-                host_memory=int(suite.host_memory_gb * GB),
-            )
+class SuiteTasks(Sequence[Task]):
+    """The tasks of a split, as a sequence that makes each when it is first asked for; they differ in tables and memory.
+
+    Their tables are those of a pool, some columns wide, and with rows doubled so many times.
+    """
+
+    def __init__(self, suite: Suite, split: str) -> None:
+        bank = _archive(suite.folder, "banks.npz")
+        self.suite, self.split = suite, split
+        self.ids, self.dims = (bank[f"{suite.drawn_as}/{split}/{column}"] for column in ("tables", "dims"))
+        self.doublings = bank.get(f"{suite.drawn_as}/{split}/doublings", np.zeros_like(self.ids))
+        memory = bank.get(f"{suite.frozen_as}/{split}/memory")
+        self.memory = [np.array(suite.memory_gb) * GB] * len(self.ids) if memory is None else memory
+        self._made: dict[int, Task] = {}
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Task, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Task | tuple[Task, ...]:
+        """A task, or some of them as a tuple."""
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(len(self))[index])
+        i = range(len(self))[index]
+        if i not in self._made:
+            self._made[i] = self._make(i)
+        return self._made[i]
+
+    @property
+    def most_tables(self) -> int:
+        """Tables of the task that has the most of them."""
+        return int((self.ids != PADDING).sum(axis=1).max())
+
+    def _make(self, i: int) -> Task:
+        suite = self.suite
+        per_device = np.broadcast_to(self.memory[i], suite.num_devices).astype(np.int64)
+        return Task(
+            self._tables(i),
+            memory=tuple(per_device.tolist()),
+            objective=suite.objective,
+            speed=suite.speed,
+            links=suite.links,
+            optimizer=suite.optimizer,
+            accounting=suite.accounting,
+            splits_allowed=suite.splits_allowed,
+            name=f"{suite.key}/{self.split}/{i}",
+            kinds=suite.kinds,
+            residences=suite.residences,
+            host_memory=int(suite.host_memory_gb * GB),
         )
-    return tuple(tasks)
+
+    def _tables(self, i: int) -> TablePool:
+        pool, used = load_metasyn(*self.suite.pools[SPLITS.index(self.split)]), self.ids[i] != PADDING
+        columns = {"dim": self.dims[i][used], "dtype": (self.suite.dtype,) * int(used.sum())}
+        tables, times = pool.take(self.ids[i][used]).with_(**columns), self.doublings[i][used]
+        return with_doubled_rows(tables, times) if times.any() else tables
 
 
-def _tables(suite: Suite, split: str) -> Iterator[TablePool]:
-    """The tables of each task: those of a pool, some columns wide, and with rows doubled so many times."""
-    bank, pool = _archive(suite.folder, "banks.npz"), load_metasyn(*suite.pools[SPLITS.index(split)])
-    ids, dims = (bank[f"{suite.drawn_as}/{split}/{column}"] for column in ("tables", "dims"))
-    doublings = bank.get(f"{suite.drawn_as}/{split}/doublings", np.zeros_like(ids))
-    for picked, dim, times in zip(ids, dims, doublings, strict=True):
-        used = picked != PADDING
-        tables = pool.take(picked[used]).with_(dim=dim[used], dtype=(suite.dtype,) * int(used.sum()))
-        yield with_doubled_rows(tables, times[used]) if times.any() else tables
+@cache
+def _tasks(suite: Suite, split: str) -> SuiteTasks:
+    return SuiteTasks(suite, split)
 
 
 def with_doubled_rows(tables: TablePool, times: np.ndarray) -> TablePool:

@@ -13,6 +13,7 @@ from importlib.resources import files
 from importlib.util import find_spec
 
 from shard_gym.errors import InvalidTask, UnknownName
+from shard_gym.records.guard import expect
 from shard_gym.task.constraints import KINDS
 from shard_gym.task.links import Links
 from shard_gym.task.suite import SPLITS, Suite
@@ -24,13 +25,14 @@ MEAN_LOAD = -1.0  # memory_gb of suites whose capacity is a multiple of each tas
 RTX2080TI, A100, H100 = (f"roofline:{name}-v1" for name in ("rtx2080ti-x4", "a100-x32-roce", "h100"))
 CPU, CPU_JUDGE = "learned:cpu-v1", "learned:cpu-judge-v1"
 H100_V2, A100_V2 = "roofline:h100-v2", "roofline:a100-x32-roce-v2"
-# Four H100 a host, joined by NVLink, with a 400 Gbit/s card each; the wires of a100-x32-roce.
-TWO_HOSTS = Links(port=3.6e8, latency_ms=0.03, group=4, uplink=1.6e8)
+# Four GPUs a host, and hosts joined by NVLink as in a GB200 NVL72 rack, at the H100's rate; the wires of a100-x32-roce.
+TWO_HOSTS = Links(port=3.6e8, latency_ms=0.03, group=4, uplink=4 * 3.6e8)
 ROCE = Links(port=2.4e8, latency_ms=4.13, group=8, uplink=1.585e8)
 
 
 def get(key: str) -> Suite:
     """The suite of that key, `metasyn-80x8`; the name and the environments' ids are accepted too."""
+    expect(key, str, InvalidTask)
     found = SUITES.get(key.lower().removeprefix("shardgym-").removesuffix("-flat"))
     if found is None:
         raise UnknownName("suite", key, SUITES)
@@ -126,26 +128,30 @@ def _split_suites(bases: dict[str, Suite]) -> list[Suite]:
 
 
 def _all_kinds_suites(bases: dict[str, Suite]) -> list[Suite]:
-    """Every way to shard a table that the links allow; in all but Core and Prod most rows live in host memory.
+    """Every way to shard a table that the links allow; in all but Tight some tables are larger than a device.
 
-    Tables are those of the suites that the names begin with; Wide has its own.
+    In all but Prod they take more than all devices have, and some rows live in host memory. Tables are those of the
+    suites that the names begin with; Wide has its own.
     """
     core = replace(
         bases["core-80x8"],
         name="Core-80x8-AllKinds",
         planner=H100_V2,
         judge=H100_V2,
+        memory_gb=(4,),
+        order="size",
         kinds=("tw", "cw", "rw", "dp"),
+        residences=("hbm", "cached"),
+        host_memory_gb=64.0,
         tables="core-80x8",
         family="core-80x8-allkinds",
     )
-    cached = replace(core, memory_gb=(MEAN_LOAD,), residences=("hbm", "cached"), host_memory_gb=64.0, order="size")
-    cached = replace(cached, family="tightmix-80x8-allkinds")
-    hosts = replace(cached, kinds=KINDS, links=TWO_HOSTS)
+    tight = replace(core, memory_gb=(MEAN_LOAD,), family="tightmix-80x8-allkinds")
+    hosts = replace(tight, kinds=KINDS, links=TWO_HOSTS)
     servers = replace(hosts, planner=A100_V2, judge=A100_V2, links=ROCE, tables="")
     return [
         core,
-        replace(cached, name="Tight-80x8-AllKinds", tables="tight-80x8"),
+        replace(tight, name="Tight-80x8-AllKinds", tables="tight-80x8"),
         replace(hosts, name="TightMix-80x8-AllKinds", tables="tightmix-80x8"),
         replace(servers, name="Wide-300x16-AllKinds", num_tables=300, num_devices=16, host_memory_gb=256.0),
         replace(
@@ -153,6 +159,8 @@ def _all_kinds_suites(bases: dict[str, Suite]) -> list[Suite]:
             name="Prod-1000x128-AllKinds",
             planner=A100_V2,
             judge=A100_V2,
+            memory_gb=(12,),
+            order="size",
             kinds=KINDS,
             links=ROCE,
             tables="prod-1000x128",

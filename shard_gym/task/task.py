@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from shard_gym.errors import CorruptFile, InvalidTask, ShardGymError, UnknownName
+from shard_gym.records.guard import REFUSALS, expect, guarded, parsed_json, reason
 from shard_gym.records.numbers import whole
 from shard_gym.tables.pool import EXACT, REFERENCE_BATCH, TablePool
+from shard_gym.task import packed
 from shard_gym.task.constraints import BY_HOST, KINDS, OF_COLUMNS, OF_ONE, Constraints, in_order, known_kinds
-from shard_gym.task.links import Links
+from shard_gym.task.links import LEAST, Links
 from shard_gym.task.optimizers import OPTIMIZERS, STATES
 
 OBJECTIVES = ("kernel", "iteration", "torchrec-critical-path")
@@ -27,6 +29,7 @@ RESIDENCES = ("hbm", "uvm", "cached")  # rows in the device's memory, in its hos
 CACHE_SHARES = (0.1, 0.2, 0.4)  # of the rows of a cached table, that solvers and environments choose from
 SCHEMA = "shard-gym/task/1"
 SCHEMA_2 = "shard-gym/task/2"  # of tasks that the first schema cannot say
+SCHEMA_3 = "shard-gym/task/3"  # of tasks of many tables
 _COLUMNS = ("rows", "dim", "pooling", "distinct", "uses", "accesses")
 
 
@@ -50,7 +53,9 @@ class Task:
     host_memory: int = 0  # bytes of its host's memory that are left for the tables of each device
     host_link: float | None = None  # bytes a millisecond of each device to it; None: that of the simulator's preset
 
+    @guarded("a task", InvalidTask)
     def __post_init__(self) -> None:
+        _check_types(self)
         try:
             object.__setattr__(self, "memory", tuple(math.floor(m) for m in self.memory))
             object.__setattr__(self, "speed", tuple(float(s) for s in self.speed) or (1.0,) * len(self.memory))
@@ -136,6 +141,7 @@ class Task:
     def __hash__(self) -> int:
         return int(self.hash, 16)
 
+    @guarded("splits are tables by index", InvalidTask)
     def split(self, splits: Sequence[int]) -> Task:
         """Task after halving columns: each entry halves one table; the new half goes to the end.
 
@@ -151,6 +157,7 @@ class Task:
         tables = self.tables.take(source).with_(dim=np.array(dim, np.int32), name=tuple(name))
         return replace(self, tables=tables, constraints=Constraints(), splits_allowed=self.splits_allowed)
 
+    @guarded("splits are tables by index", InvalidTask)
     def pieces(self, splits: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
         """Table, first column and number of columns of each piece that splits leave, as `split` takes them."""
         source, first, dim = list(range(self.num_tables)), [0] * self.num_tables, self.tables.dim.tolist()
@@ -167,34 +174,43 @@ class Task:
             dim.append(dim[i])
         return source, first, dim
 
+    @guarded("a number of devices", InvalidTask)
     def computation(self, devices: int = 1) -> Task:
         """The task of computation alone: on devices of speed 1, whatever their memory and the constraints."""
         alone = replace(self, kinds=(), residences=("hbm",), constraints=Constraints())
-        return replace(alone, memory=(1,) * devices, speed=(), objective="kernel")
+        return replace(alone, memory=(1,) * whole(devices), speed=(), objective="kernel")
 
     def to_json(self) -> str:
-        """The whole task as JSON, schema `shard-gym/task/1`, or `/2` where that cannot say it."""
-        columns: dict[str, Any] = {c: np.asarray(getattr(self.tables, c)).tolist() for c in _columns(self.tables)}
+        """The whole task as JSON, schema `shard-gym/task/1`, or `/2` where that cannot say it.
+
+        Of 10,000 tables and more the columns are packed, schema `/3`: numbers one by one would take seconds.
+        """
+        many = self.num_tables >= packed.MANY
+        columns: dict[str, Any] = {c: np.asarray(getattr(self.tables, c)) for c in _columns(self.tables)}
+        for name, values in columns.items():
+            columns[name] = packed.packed(values) if many and values.dtype.kind in "iufb" else values.tolist()
         columns |= {"name": self.tables.name, "dtype": self.tables.dtype}
         columns["reference_batch"] = self.tables.reference_batch
-        return json.dumps({"schema": self._schema, "hash": self.hash, "tables": columns, **self._scalars()})
+        schema = SCHEMA_3 if many else self._schema
+        return json.dumps({"schema": schema, "hash": self.hash, "tables": columns, **self._scalars()})
 
     @classmethod
     def from_json(cls, text: str) -> Task:
         """Read what `to_json` wrote; refuses text whose hash does not match its content."""
+        expect(text, str, CorruptFile)
         try:
-            data = json.loads(text)
-            if data.pop("schema") not in (SCHEMA, SCHEMA_2):
-                raise CorruptFile(f"not a task of schema {SCHEMA} or {SCHEMA_2}")
+            data = parsed_json(text)
+            if data.pop("schema") not in (SCHEMA, SCHEMA_2, SCHEMA_3):
+                raise CorruptFile(f"not a task of schema {SCHEMA}, {SCHEMA_2} or {SCHEMA_3}")
             written = data.pop("hash")
-            data["tables"] = TablePool(**data["tables"])
+            data["tables"] = TablePool(**{name: packed.unpacked(told) for name, told in data["tables"].items()})
             data["links"] = None if data["links"] is None else Links(**_finite(data["links"], math.inf))
             data["constraints"] = Constraints(**data["constraints"])
             task = cls(**data)
         except CorruptFile:
             raise
-        except (ShardGymError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptFile(f"not a task: {type(error).__name__}: {error}") from error
+        except (ShardGymError, *REFUSALS) as error:
+            raise CorruptFile(f"not a task: {type(error).__name__}: {reason(error)}") from error
         if task.hash != written:
             raise CorruptFile(f"task says it is {written} but its content is {task.hash}")
         return task
@@ -227,6 +243,14 @@ def _finite(values: dict[str, Any], unbounded: float | None) -> dict[str, Any]:
     return {k: unbounded if v is None or v == math.inf else v for k, v in values.items()}
 
 
+def _check_types(task: Task) -> None:
+    expect(task.tables, TablePool, InvalidTask)
+    expect(task.constraints, Constraints, InvalidTask)
+    expect(task.links or Links(1.0), Links, InvalidTask)
+    for text in (task.objective, task.optimizer, task.accounting, task.name):
+        expect(text, str, InvalidTask)
+
+
 def _settle_kinds(task: Task) -> None:
     """Allow splits where kinds need them, and the other way round; leave out kinds that say no more than that."""
     kinds = known_kinds(task.kinds)
@@ -247,7 +271,7 @@ def _settle_host(task: Task) -> None:
         raise InvalidTask(f"host_memory is whole bytes, host_link bytes a millisecond: {error}") from error
     if not 0 <= task.host_memory < 2**63:
         raise InvalidTask(f"host_memory is bytes of each device, below 2**63 and not negative, got {task.host_memory}")
-    if task.host_link is not None and not 0 < task.host_link < math.inf:
+    if task.host_link is not None and not LEAST <= task.host_link < math.inf:
         raise InvalidTask(f"host_link must be a positive number of bytes a millisecond, got {task.host_link}")
     if not task.residences:
         raise InvalidTask(f"rows live somewhere: name one or more of {', '.join(RESIDENCES)}")
@@ -260,7 +284,7 @@ def _check(task: Task) -> None:
     if not len(task.tables):
         raise InvalidTask("a task needs at least one table")
     _check_memory(task)
-    if len(task.speed) != task.num_devices or not all(0 < s < math.inf for s in task.speed):
+    if len(task.speed) != task.num_devices or not all(LEAST <= s < 1 / LEAST for s in task.speed):
         raise InvalidTask(f"speed needs {task.num_devices} positive numbers, got {task.speed}")
     if task.batch < 1:
         raise InvalidTask(f"batch must be positive, got {task.batch}")

@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from shard_gym.errors import MissingDependency, RankFailed
+from shard_gym.records.processes import end_with_parent
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
@@ -114,6 +115,7 @@ def _received(pipe: Connection, rank: int) -> Outcome:
 
 def _rank(pipe: Connection, environment: dict[str, Any], work: Callable[..., Any], args: Any, patience: float) -> None:
     """One process: its failure is told before its sockets close, which makes the others fail."""
+    end_with_parent()
     os.environ |= {name: str(value) for name, value in environment.items()}
     rank = environment["RANK"]
     try:

@@ -199,12 +199,12 @@ def _check_other(path: str, part: Any) -> None:
     from torchrec.distributed.sharding_plan import get_module_to_default_sharders
     from torchrec.distributed.types import ShardedModule
 
-    what = f"{path or 'the model'} is a {type(part).__name__}"
+    what = f"{path or 'the model'} is a"
     if isinstance(part, ShardedModule):
-        raise InvalidPool(f"{what}: plans are made for a model before it is sharded")
+        raise InvalidPool(f"{what} {type(part).__name__}: plans are made for a model before it is sharded")
     holds_tables = hasattr(part, "embedding_bag_configs") or hasattr(part, "embedding_configs")
     if holds_tables or type(part) in get_module_to_default_sharders():
         raise InvalidPool(
-            f"{what}: tables of EmbeddingBagCollection, FeatureProcessedEmbeddingBagCollection and EmbeddingCollection "
-            "are modelled, no others"
+            f"{what} {type(part).__module__}.{type(part).__name__}: tables of EmbeddingBagCollection, "  # or a namesake
+            "FeatureProcessedEmbeddingBagCollection and EmbeddingCollection are modelled, no others"
         )

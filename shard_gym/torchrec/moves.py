@@ -8,7 +8,7 @@ TorchRec 1.8 moves tables of an EmbeddingBagCollection without copies that are t
 all shards to other ranks, with one state of their optimizer. Its messages are told apart by Python's `hash`, which
 differs between processes unless PYTHONHASHSEED is set: on gloo the ranks then wait for each other for ever. What it
 would do wrong, or break off in the middle of, is refused before anything moves. For the rest save a checkpoint, and
-restore it under the new plan.
+restore it under the new plan, see `shard_gym.torchrec.checkpoints`.
 """
 
 from __future__ import annotations

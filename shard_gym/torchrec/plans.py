@@ -193,9 +193,6 @@ def _check_collections(
         if sharders is not None and type(collection.module) not in {sharder.module_type for sharder in sharders}:
             raise InvalidPlan(f"{what}: no sharder is for {type(collection.module).__name__}; it would not be sharded")
         own = {config.name: layouts[config.name] for config in collection.configs}
-        away = [name for name, layout in own.items() if layout.residence != "hbm"]
-        if device == "cpu" and away:
-            raise InvalidPlan(f"table {away[0]!r} is {own[away[0]].residence}: a CPU has no memory but the host's")
         if not collection.pooled:
             _check_sequences(collection, own, device)
 
@@ -203,7 +200,7 @@ def _check_collections(
 def _check_sequences(collection: Collection, layouts: dict[str, Layout], device: str) -> None:
     what = f"{collection.path or 'the model'} does not pool, and TorchRec"
     for name, layout in layouts.items():
-        if layout.kind in _no_kinds(collection, device):
+        if layout.kind not in kinds_run(collection, device):
             raise InvalidPlan(f"{what} on {device} has no {layout.kind} for that: table {name!r}")
     widths = {shard[3] for layout in layouts.values() if layout.kind == "cw" for shard in layout.shards}
     if len(widths) > 1:
@@ -213,19 +210,9 @@ def _check_sequences(collection: Collection, layouts: dict[str, Layout], device:
 
 
 def kinds_run(collection: Collection, device: str) -> tuple[str, ...]:
-    """Kinds of sharding that TorchRec runs for any table of a collection, whatever the others are.
-
-    Of a collection that does not pool, column shards must be equally wide: only one that has one table is free there.
-    """
-    others = ("cw",) if len(collection.configs) > 1 and not collection.pooled else ()
-    return tuple(kind for kind in KINDS if kind not in (*_no_kinds(collection, device), *others))
-
-
-def _no_kinds(collection: Collection, device: str) -> tuple[str, ...]:
-    """Kinds that TorchRec does not run for any table of a collection."""
-    if collection.pooled:
-        return ()
-    return (*BY_HOST, "dp") if device == "cpu" else BY_HOST
+    """Kinds of sharding that TorchRec runs for a table of a collection."""
+    no_kinds = () if collection.pooled else (*BY_HOST, "dp") if device == "cpu" else BY_HOST
+    return tuple(kind for kind in KINDS if kind not in no_kinds)
 
 
 def _sharding(layout: Layout, local: int, device: str) -> ParameterSharding:

@@ -78,7 +78,7 @@ def plan_stats(
         setup=setup,
         capacity=capacity,
         ranks=ranks,
-        tables=tuple(_tables(task, placed, size, theirs)),
+        tables=tuple(_tables(task, placed, size, theirs, setup.batch)),
         problems=(*_over(ranks), *(other if chosen else ()), *broken_constraints(task, plan)),
         notes=notes if chosen else (*notes, *other[:1]),
     )
@@ -163,7 +163,7 @@ def _ranks(
         yield Rank(rank, *memory, ids, output, dict(sorted(counts[rank].items())), perf, torchrec, of_kinds)
 
 
-def _tables(task: Task, placed: PlanShards, size: np.ndarray, theirs: np.ndarray) -> Iterator[TableStats]:
+def _tables(task: Task, placed: PlanShards, size: np.ndarray, theirs: np.ndarray, samples: int) -> Iterator[TableStats]:
     shards, n = placed.shards, task.num_tables
     sums, perf = _sums(size, shards.table, n), _sums(theirs, shards.table, n)
     first = np.searchsorted(shards.table, np.arange(n + 1))
@@ -181,6 +181,10 @@ def _tables(task: Task, placed: PlanShards, size: np.ndarray, theirs: np.ndarray
             **dict(zip(("hbm_bytes", "ddr_bytes", "input_bytes", "output_bytes"), sums[t].tolist(), strict=True)),
             pieces=len(set(shards.column[own].tolist())),
             share=table.cache_load_factor if table.kernel in CACHED else float(table.kernel not in IN_UVM),
+            bags=sum(f.poolings for f in table.features),
+            weighted=table.weighted,
+            sharder=f"Embedding{'Bag' * table.pooled}CollectionSharder",
+            batches=tuple(f.batch or samples for f in table.features) if any(f.batch for f in table.features) else (),
             torchrec=Phases(*perf[t].tolist()),
         )
 

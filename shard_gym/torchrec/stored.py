@@ -17,8 +17,9 @@ from copy import deepcopy
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from shard_gym.errors import CorruptFile, InvalidPlan
+from shard_gym.errors import InvalidPlan
 from shard_gym.memory.shards import CACHE_LOAD_FACTOR
+from shard_gym.records.guard import guarded, parsed_json
 from shard_gym.torchrec.layouts import shardings_of
 
 if TYPE_CHECKING:
@@ -44,13 +45,11 @@ def from_named_json(text: str) -> ShardingPlan:
     """The plan of such text."""
     from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
-    try:
+    with guarded("not a sharding plan by name"):
         plan = {
             path: EmbeddingModuleShardingPlan({name: _sharding(told) for name, told in tables.items()})
-            for path, tables in json.loads(text)["plan"].items()
+            for path, tables in parsed_json(text, "not a sharding plan by name")["plan"].items()
         }
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise CorruptFile(f"not a sharding plan by name: {type(error).__name__}: {error}") from error
     return ShardingPlan(plan)
 
 

@@ -147,6 +147,10 @@ class TableStats:
     output_bytes: int
     pieces: int  # of its columns
     share: float  # of its rows in HBM: 1, 0, or that of its cache
+    bags: float  # pooled rows a sample gets, or sequences, of all its features
+    weighted: bool  # ids have weights
+    sharder: str  # TorchRec's, of collections of such tables
+    batches: tuple[int, ...]  # samples of a rank, of each feature; empty where all have the setup's
     torchrec: Phases | None = None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from shard_gym.envs.vector.states import Record, States
 from shard_gym.plan.forms import beyond_columns
 from shard_gym.plan.violations import broken_constraints
 from shard_gym.simulators import FastSimulator, Latency
-from shard_gym.simulators.base import costs_with
+from shard_gym.simulators.single import costs_with
 from shard_gym.task.task import Task
 
 PHASES = tuple(field.name for field in fields(Latency))
@@ -104,12 +103,12 @@ class RunningCosts:
         self.all_changed = not all(_devices_apart(task) for task in self.shelf.groups)
         for part, task in alike(self.shelf, states.slot):
             if not _devices_apart(task):
-                self.cost[part] = simulator.decode(task, placing.sums[part]).cost(task.objective)
+                self.cost[part] = simulator.cost(task, placing.sums[part])
                 continue
             for at, _, sums in placing.touched:
                 assert sums is not None
                 dealt = _dealt(sums[part], states.num_devices)
-                self.cost.reshape(-1)[at[part]] = simulator.decode(task, dealt).compute.reshape(-1)[: len(at[part])]
+                self.cost.reshape(-1)[at[part]] = simulator.cost(task, dealt).reshape(-1)[: len(at[part])]
 
 
 def costs_ahead(shelf: Shelf, states: States) -> np.ndarray:
@@ -197,13 +196,9 @@ def _excess(shelf: Shelf, states: States, envs: np.ndarray, record: Record) -> n
 
 
 def before_ends(num_envs: int) -> dict[str, np.ndarray]:
-    """Numbers that infos tell where no episode is over, (n,)."""
-    return {name: values.copy() for name, values in _numbers(num_envs).items()}
-
-
-@lru_cache(64)
-def _numbers(num_envs: int) -> dict[str, np.ndarray]:
-    return {name: np.full(num_envs, value) for name, value in NUMBERS.items()}  # copied, in two thirds of the time
+    """Numbers that infos tell where no episode is over, (n,): all are 0, or False."""
+    numbers = dict(zip(NUMBERS, np.zeros((len(NUMBERS), num_envs)), strict=True))
+    return numbers | {"feasible": np.zeros(num_envs, bool)}
 
 
 def told_where(told: dict[str, Any], where: np.ndarray) -> dict[str, Any]:

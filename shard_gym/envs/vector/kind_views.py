@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from shard_gym.envs.kind_ahead import costs_ahead, devices_ahead, reached
 from shard_gym.envs.kind_observations import (
     WIDTH,
     NextPiece,
-    costs_ahead,
+    ahead_rows,
     end_rows,
     flat_width,
     host_free,
     kind_rows,
     put_flat,
-    reached,
     table_rows,
 )
 from shard_gym.envs.kind_states import still_left
@@ -73,20 +73,24 @@ class FullView(View):
 
 
 class AheadView(FullView):
-    """The full view, and costs of actions that place the next piece."""
+    """The full view, costs of devices after each action, and bytes that it takes."""
 
     def show(self, masks: np.ndarray) -> dict[str, np.ndarray]:
-        shown, states = super().show(masks), self.states
-        return shown | {"ahead": self._ahead(self.each, states.over())}
+        return super().show(masks) | self._ahead(self.each, self.states.over())
 
     def final(self, envs: np.ndarray, cost: np.ndarray) -> dict[str, np.ndarray]:
-        return super().final(envs, cost) | {"ahead": self._ahead(envs, np.ones(len(envs), bool))}
+        return super().final(envs, cost) | self._ahead(envs, np.ones(len(envs), bool))
 
-    def _ahead(self, envs: np.ndarray, over: np.ndarray) -> np.ndarray:
-        states = self.states
-        total = states.shelf.slots.total_cost[states.slot[envs], None]
-        cost = actions_ahead(states, envs, over) * states.num_devices / total
-        return cost.astype(np.float32)
+    def _ahead(self, envs: np.ndarray, over: np.ndarray) -> dict[str, np.ndarray]:
+        states, shelf = self.states, self.states.shelf
+        placing, slots = states.placing, states.slot[envs]
+        ms = np.empty((len(envs), placing.actions.count, states.num_devices, 2))
+        size = np.empty(ms.shape[:2])
+        for part, task in alike(shelf, slots):
+            told = devices_ahead(task, shelf.settings.simulator, placing, envs[part], over[part])
+            ms[part], size[part] = told
+        ms, size = ahead_rows(shelf.slots.total_cost[slots], placing.ways.capacity[slots], ms, size)
+        return {"ahead": ms, "bytes": size}
 
 
 class FlatView(View):

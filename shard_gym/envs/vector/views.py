@@ -217,7 +217,11 @@ class FlatView(View):
 
 
 class SetView(View):
-    """All tables, or nodes where they may be halved, where they are, their order and the devices."""
+    """All tables, or nodes where they may be halved, where they are, their order and the devices.
+
+    What stays as it is while episodes last is most of it: of that every step hands out the same arrays, read only,
+    until an episode begins, instead of copies that would take longer than all else.
+    """
 
     def __init__(self, shelf: Shelf, states: States, copy: bool) -> None:
         n, k = states.placing.free.shape
@@ -227,6 +231,7 @@ class SetView(View):
             where = {"placement": np.full((n, most), -1)}
         else:
             where = {"left": np.zeros((n, most), np.int8), "placed": np.zeros((n, most, k), np.int8)}
+        self.moving = tuple(where)
         self.shown: dict[str, np.ndarray] = {
             "tables": np.zeros((n, most, shelf.rows.shown.shape[1] - 1), np.float32),
             "sizes": np.zeros((n, most), np.float32),
@@ -251,7 +256,7 @@ class SetView(View):
 
     def begin(self, envs: np.ndarray) -> None:
         of, slots, rows = self.shelf.slots, self.states.slot[envs], self.states.rows(envs)
-        shown, largest = self.shown, of.largest[slots, None]
+        shown, largest = self._own(len(envs)), of.largest[slots, None]
         most, positions = shown["order"].shape[1], np.arange(rows.shape[1])
         node, inside = self.shelf.rows.node[rows], positions < of.length[slots, None]
         by_node = np.zeros_like(node)  # the row of each node; those past the last one are the end's
@@ -267,9 +272,21 @@ class SetView(View):
             shown["left"][envs] = np.where(inside[:, :most], self.shelf.rows.whole[by_node], 0)
             shown["placed"][envs] = 0
 
+    def _own(self, begin: int) -> dict[str, np.ndarray]:
+        """The arrays, to be written to; those handed out stay as they are, and are copied unless all change."""
+        if self.copy:
+            for name in self.shown.keys() - self.moving:
+                held = self.shown[name]
+                self.shown[name] = np.empty_like(held) if begin == len(held) else held.copy()
+        return self.shown
+
     def show(self, masks: np.ndarray) -> dict[str, np.ndarray]:
         shown = self._whole(self.shown, self.states.position[:, None], masks)
-        return {name: values.copy() for name, values in shown.items()} if self.copy else shown
+        if self.copy:
+            for name in self.shown.keys() - self.moving:
+                shown[name].flags.writeable = False
+            shown |= {name: shown[name].copy() for name in (*self.moving, "position", "action_mask")}
+        return shown
 
     def final(self, envs: np.ndarray, cost: np.ndarray) -> dict[str, np.ndarray]:
         held = {name: values[envs] for name, values in self.shown.items()}

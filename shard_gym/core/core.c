@@ -1,0 +1,452 @@
+/* The compiled core: what solvers ask most often, equal to the bit to the numpy code that calls it.
+
+   It knows arrays by Python's buffer protocol alone, and so no numpy, and keeps to the stable ABI: one build serves every
+   Python from 3.11 on. Every sum here is exact, as simulators' embeddings, weights and hidden units are on grids (see
+   shard_gym/simulators/networks.py), or is made in the order that numpy makes it. The compiler must not contract products
+   and sums to one rounding (-ffp-contract=off); nothing here takes a logarithm or the like, which libraries round each in
+   its own way.
+
+   Shards are costed TILE at once, the same column of all side by side, so that compilers make vectors of the loops. */
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if FLT_EVAL_METHOD != 0
+#error "double arithmetic with more digits would not equal numpy's"
+#endif
+
+#define VERSION 1 /* of the functions below; shard_gym/core/__init__.py knows which one it calls */
+#define TILE 8
+#define TOTALS 6 /* of a shard, as shard_gym/simulators/features.py has them */
+#define MOST_COLUMNS 64
+#define MOST_MEMBERS 16
+#define WHOLE 4503599627370496.0 /* 2**52: from here on doubles have no fraction */
+#define GRAIN 16384.0
+#define HIGHEST 65536.0
+#define LOWEST_FACTOR 0.05
+#define MAD_TO_DEVIATION 1.2533
+
+/* Where the loader can choose, loops are compiled for newer processors too; the numbers are the same. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define FOR_ALL_PROCESSORS __attribute__((target_clones("avx512f", "avx2", "default")))
+#define INLINE static inline __attribute__((always_inline))
+#else
+#define FOR_ALL_PROCESSORS
+#define INLINE static inline
+#endif
+
+typedef double Column[TILE];
+
+static Py_ssize_t whole_tiles(Py_ssize_t count) { return (count + TILE - 1) / TILE * TILE; }
+
+/* ---- Models: what a shard's sum of embeddings costs */
+
+/* A model is one array of numbers: the first says how many members its ensemble has, 0 of a roofline. */
+typedef struct {
+    Py_ssize_t members, totals, units; /* sizes of a learned network, units of a member */
+    Py_ssize_t front, back;            /* columns that count, from the front and from the back of a sum */
+    double per_us;                     /* times are in milliseconds (1e3), or in microseconds (1) of speed 1 */
+    double other;                      /* error that members share; or the launch of a pass, us */
+    const double *added, *unit, *factor;
+} Model;
+
+enum { TABLES, DIMS, FAR_AWAY, OWN };                                                      /* learned, then the network's */
+enum { FORWARD_DRAM, FORWARD_ISSUE, BACKWARD_DRAM, BACKWARD_ISSUE, SORT, DIM, COUNT, ALL }; /* roofline */
+
+INLINE double nearest(double x) /* whole number, halves to even, as rint, which some processors only have in a library */
+{
+    double size = fabs(x), rounded = (size + WHOLE) - WHOLE;
+    return size < WHOLE ? copysign(rounded, x) : x;
+}
+
+INLINE double between(double x, double low, double high) /* a NaN stays one, as in numpy */
+{
+    double raised = low > x ? low : x;
+    return high < raised ? high : raised;
+}
+
+INLINE double larger(double a, double b) { return a > b || a != a ? a : b; }
+
+/* Ours.times and Ours.decode: forward and backward ms of each shard, and what members say of both, in grains. */
+INLINE void learned(const Model *m, Column *x, double *forward, double *backward, Column *whole)
+{
+    Column roots[TOTALS];
+    for (Py_ssize_t q = 0; q < TOTALS; q++) {
+        for (int j = 0; j < TILE; j++)
+            roots[q][j] = sqrt(sqrt((x[OWN + q][j] + m->added[q]) * (GRAIN * GRAIN * GRAIN * GRAIN)));
+        for (int j = 0; j < TILE; j++)
+            roots[q][j] = nearest(roots[q][j]);
+    }
+    for (int j = 0; j < TILE; j++)
+        forward[j] = backward[j] = 0.0;
+    const double *unit = m->unit, *factor = m->factor;
+    for (Py_ssize_t member = 0; member < m->members; member++, factor += 2 * (m->units + 1)) {
+        Column hidden, there, back;
+        for (int j = 0; j < TILE; j++) {
+            there[j] = factor[m->units] * GRAIN;
+            back[j] = factor[2 * m->units + 1] * GRAIN;
+        }
+        for (Py_ssize_t u = 0; u < m->units; u++, unit += 1 + TOTALS) {
+            for (int j = 0; j < TILE; j++)
+                hidden[j] = unit[0] * GRAIN;
+            for (Py_ssize_t q = 0; q < TOTALS; q++)
+                for (int j = 0; j < TILE; j++)
+                    hidden[j] += unit[1 + q] * roots[q][j];
+            for (int j = 0; j < TILE; j++)
+                hidden[j] = between(hidden[j], 0.0, HIGHEST * GRAIN);
+            for (int j = 0; j < TILE; j++) {
+                double value = (hidden[j] + WHOLE) - WHOLE; /* of what is not negative, and small */
+                there[j] += factor[u] * value;
+                back[j] += factor[m->units + 1 + u] * value;
+            }
+        }
+        Py_ssize_t base = TOTALS + 2 * member;
+        for (int j = 0; j < TILE; j++) {
+            double a = between(there[j], LOWEST_FACTOR * GRAIN, HIGHEST * GRAIN);
+            double b = between(back[j], LOWEST_FACTOR * GRAIN, HIGHEST * GRAIN);
+            a = nearest(a * (x[OWN + base][j] + m->added[base]));
+            b = nearest(b * (x[OWN + base + 1][j] + m->added[base + 1]));
+            forward[j] += a;
+            backward[j] += b;
+            whole[member][j] = a + b;
+        }
+    }
+}
+
+/* The rest of Learned.decode but for the speed of devices: mean of the members, their spread and the mean distance. */
+INLINE void mean(const Model *m, Column *x, double *forward, double *backward)
+{
+    double scale = 1e-3 / (double)m->members / GRAIN;
+    for (int j = 0; j < TILE; j++) {
+        double some = x[TABLES][j] > 0.0 ? 1.0 : 0.0;
+        forward[j] = forward[j] * scale * some;
+        backward[j] = backward[j] * scale * some;
+    }
+}
+
+INLINE void doubts(const Model *m, Column *x, const double *forward, const double *backward, Column *whole, double *spread,
+                   double *far)
+{
+    double members = (double)m->members, scale = 1e-3 * MAD_TO_DEVIATION / (members * members) / GRAIN;
+    Column apart = {0.0}, sum = {0.0};
+    for (Py_ssize_t member = 0; member < m->members; member++)
+        for (int j = 0; j < TILE; j++)
+            sum[j] += whole[member][j];
+    for (Py_ssize_t member = 0; member < m->members; member++)
+        for (int j = 0; j < TILE; j++)
+            apart[j] += fabs(whole[member][j] * members - sum[j]);
+    for (int j = 0; j < TILE; j++) {
+        double some = x[TABLES][j] > 0.0 ? 1.0 : 0.0;
+        far[j] = x[FAR_AWAY][j] / larger(x[TABLES][j], 1.0);
+        double own = apart[j] * scale * some, shared = (m->other + far[j]) * (forward[j] + backward[j]);
+        spread[j] = sqrt(own * own + shared * shared);
+    }
+}
+
+/* Roofline.decode, of tasks whose tables are whole or cut by columns. */
+INLINE void roofline(const Model *m, Column *x, double *forward, double *backward)
+{
+    for (int j = 0; j < TILE; j++) {
+        double launch = (x[COUNT][j] > 0.0 ? 1.0 : 0.0) * m->other;
+        forward[j] = larger(x[FORWARD_DRAM][j], x[FORWARD_ISSUE][j]) + launch;
+        backward[j] = larger(x[BACKWARD_DRAM][j], x[BACKWARD_ISSUE][j]) + x[SORT][j] + launch;
+    }
+}
+
+/* Forward and backward times of a tile of shards on devices of speed 1; spread and distance where they are asked for. */
+INLINE void tile_times(const Model *m, Column *x, double *forward, double *backward, double *spread, double *far)
+{
+    if (m->members) {
+        Column whole[MOST_MEMBERS];
+        learned(m, x, forward, backward, whole);
+        mean(m, x, forward, backward);
+        if (spread)
+            doubts(m, x, forward, backward, whole, spread, far);
+    } else {
+        roofline(m, x, forward, backward);
+    }
+}
+
+/* ---- Loops over shards, plans and tables; they run without the interpreter's lock */
+
+/* rows of out, (rows, shards): 1: cost; 2: forward, backward; 4: and spread, distance */
+FOR_ALL_PROCESSORS
+static void decode_all(const Model *m, const double *sums, Py_ssize_t shards, Py_ssize_t width, const double *ms_per_us,
+                       Py_ssize_t devices, double *out, Py_ssize_t rows)
+{
+    Column x[MOST_COLUMNS] = {{0.0}}, forward, backward, spread, far;
+    for (Py_ssize_t first = 0; first < shards; first += TILE) {
+        int count = (int)(shards - first < TILE ? shards - first : TILE);
+        for (int j = 0; j < count; j++) {
+            const double *sum = sums + (first + j) * width;
+            for (Py_ssize_t c = 0; c < m->front; c++)
+                x[c][j] = sum[c];
+            for (Py_ssize_t c = 0; c < m->back; c++)
+                x[m->front + c][j] = sum[width - m->back + c];
+        }
+        tile_times(m, x, forward, backward, rows == 4 ? spread : NULL, far);
+        for (int j = 0; j < count; j++) {
+            double scale = ms_per_us[(first + j) % devices] * m->per_us, *to = out + first + j;
+            if (rows == 1) {
+                to[0] = forward[j] * scale + backward[j] * scale;
+                continue;
+            }
+            to[0] = forward[j] * scale;
+            to[shards] = backward[j] * scale;
+            if (rows == 4) {
+                to[2 * shards] = spread[j] * scale;
+                to[3 * shards] = far[j];
+            }
+        }
+    }
+}
+
+/* device_sums: values (tables, width), placements (plans, tables) with -1 for none -> (plans, devices, width). `rows` and
+   `sums` are room for values and for the sums of a plan, as wide as whole tiles. */
+FOR_ALL_PROCESSORS
+static void add_up(const double *values, Py_ssize_t tables, Py_ssize_t width, const int64_t *placements, Py_ssize_t plans,
+                   Py_ssize_t devices, double *restrict rows, double *restrict sums, double *out)
+{
+    Py_ssize_t wide = whole_tiles(width);
+    for (Py_ssize_t t = 0; t < tables; t++)
+        memcpy(rows + t * wide, values + t * width, (size_t)width * sizeof(double));
+    for (Py_ssize_t p = 0; p < plans; p++) {
+        memset(sums, 0, (size_t)(devices * wide) * sizeof(double));
+        for (Py_ssize_t t = 0; t < tables; t++) {
+            int64_t device = placements[p * tables + t];
+            if (device < 0 || device >= devices)
+                continue;
+            for (Py_ssize_t c = 0; c < wide; c += TILE)
+                for (int j = 0; j < TILE; j++)
+                    sums[device * wide + c + j] += rows[t * wide + c + j];
+        }
+        for (Py_ssize_t d = 0; d < devices; d++, out += width)
+            memcpy(out, sums + d * wide, (size_t)width * sizeof(double));
+    }
+}
+
+/* Tables in turn, each to the device with room that then costs least, the first of equals; sums are (columns, devices
+   rounded up to tiles). How many were placed: fewer than all where a table has no room, or a cost is no number. */
+FOR_ALL_PROCESSORS
+static Py_ssize_t place_all(const Model *m, const double *rows, Py_ssize_t width, const int64_t *order, Py_ssize_t count,
+                            const int64_t *size, int64_t *room, const double *ms_per_us, Py_ssize_t devices, double *sums,
+                            int64_t *device)
+{
+    Py_ssize_t columns = m->front + m->back, across = whole_tiles(devices);
+    Column x[MOST_COLUMNS], forward, backward;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        const double *row = rows + order[i] * width;
+        Py_ssize_t best = -1;
+        double least = INFINITY;
+        for (Py_ssize_t first = 0; first < devices; first += TILE) {
+            for (Py_ssize_t c = 0; c < columns; c++)
+                for (int j = 0; j < TILE; j++)
+                    x[c][j] = sums[c * across + first + j] + row[c];
+            tile_times(m, x, forward, backward, NULL, NULL);
+            for (int j = 0; j < TILE && first + j < devices; j++) {
+                double scale = ms_per_us[first + j] * m->per_us, cost = forward[j] * scale + backward[j] * scale;
+                if (cost != cost)
+                    return i;
+                if (cost < least && room[first + j] >= size[order[i]]) {
+                    least = cost;
+                    best = first + j;
+                }
+            }
+        }
+        if (best < 0)
+            return i;
+        for (Py_ssize_t c = 0; c < columns; c++)
+            sums[c * across + best] += row[c];
+        room[best] -= size[order[i]];
+        device[order[i]] = best;
+    }
+    return count;
+}
+
+/* ---- What Python calls: arrays as buffers, checked, so that no call can read or write beside them */
+
+#define MOST_ARRAYS 8
+
+typedef struct {
+    Py_buffer of[MOST_ARRAYS];
+    int held;
+} Arrays;
+
+static void let_go(Arrays *arrays)
+{
+    while (arrays->held)
+        PyBuffer_Release(&arrays->of[--arrays->held]);
+}
+
+/* The next argument as a contiguous array of float64 ("d") or int64 ("l" or "q"); NULL with an error set if it is not. */
+static Py_buffer *take(Arrays *arrays, PyObject *argument, char type, int dimensions, int writable)
+{
+    Py_buffer *view = &arrays->of[arrays->held];
+    if (PyObject_GetBuffer(argument, view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0)) < 0)
+        return NULL;
+    arrays->held++;
+    char found = view->format && view->format[0] && !view->format[1] ? view->format[0] : '?';
+    if (view->itemsize != 8 || !(found == type || (type == 'l' && found == 'q')) || view->ndim != dimensions) {
+        PyErr_Format(PyExc_TypeError, "expected %d dimensions of %s, got %d of \"%s\"", dimensions,
+                     type == 'd' ? "float64" : "int64", view->ndim, view->format ? view->format : "bytes");
+        return NULL;
+    }
+    return view;
+}
+
+static int refuse(const char *why)
+{
+    PyErr_SetString(PyExc_ValueError, why);
+    return 0;
+}
+
+static int read_model(Model *m, const Py_buffer *numbers, Py_ssize_t width)
+{
+    const double *number = numbers->buf;
+    Py_ssize_t left = numbers->shape[0] - 5;
+    memset(m, 0, sizeof *m);
+    if (left < 0)
+        return refuse("a model begins with five numbers");
+    for (int i = 0; i < 3; i++)
+        if (!(number[i] >= 0.0 && number[i] < MOST_COLUMNS))
+            return refuse("a model is larger than the core was built for");
+    m->members = (Py_ssize_t)number[0], m->totals = (Py_ssize_t)number[1], m->units = (Py_ssize_t)number[2];
+    m->per_us = number[3], m->other = number[4];
+    m->front = m->members ? OWN : ALL;
+    m->back = m->totals + 2 * m->members;
+    m->added = number + 5, m->unit = m->added + m->back, m->factor = m->unit + m->members * m->units * (1 + m->totals);
+    if (m->members > MOST_MEMBERS || m->front + m->back > MOST_COLUMNS || (m->members && m->totals != TOTALS))
+        return refuse("a model is larger than the core was built for");
+    if (left != m->back + m->members * (m->units * (3 + m->totals) + 2))
+        return refuse("a model has as many numbers as its sizes say");
+    return width >= m->front + m->back ? 1 : refuse("sums have fewer columns than the model");
+}
+
+static PyObject *decode(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    Arrays arrays = {.held = 0};
+    Py_buffer *numbers, *sums, *speed, *out;
+    Model model;
+    int fine = given == 4 || refuse("decode(model, sums, ms_per_us, out)");
+    if (fine && (numbers = take(&arrays, args[0], 'd', 1, 0)) && (sums = take(&arrays, args[1], 'd', 3, 0)) &&
+        (speed = take(&arrays, args[2], 'd', 1, 0)) && (out = take(&arrays, args[3], 'd', 3, 1)) &&
+        read_model(&model, numbers, sums->shape[2])) {
+        Py_ssize_t shards = sums->shape[0] * sums->shape[1], rows = out->shape[0], devices = speed->shape[0];
+        fine = (rows == 1 || rows == 2 || (rows == 4 && model.members)) && out->shape[1] == sums->shape[0] &&
+               out->shape[2] == sums->shape[1] && devices && (devices == 1 || devices == sums->shape[1]);
+        if (fine) {
+            Py_BEGIN_ALLOW_THREADS
+            decode_all(&model, sums->buf, shards, sums->shape[2], speed->buf, devices, out->buf, rows);
+            Py_END_ALLOW_THREADS
+        } else {
+            refuse("decode wants sums (P, K, H), ms_per_us (K,) and out (1, 2 or 4, P, K)");
+        }
+    }
+    let_go(&arrays);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *device_sums(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    Arrays arrays = {.held = 0};
+    Py_buffer *values, *placements, *out;
+    int fine = given == 3 || refuse("device_sums(values, placements, out)");
+    if (fine && (values = take(&arrays, args[0], 'd', 2, 0)) && (placements = take(&arrays, args[1], 'l', 2, 0)) &&
+        (out = take(&arrays, args[2], 'd', 3, 1))) {
+        Py_ssize_t tables = values->shape[0], width = values->shape[1], plans = placements->shape[0];
+        Py_ssize_t devices = out->shape[1], wide = whole_tiles(width);
+        double *rows = NULL;
+        if (placements->shape[1] != tables || out->shape[0] != plans || out->shape[2] != width)
+            refuse("device_sums wants values (N, H), placements (P, N) and out (P, K, H)");
+        else if (!(rows = calloc((size_t)((tables + devices) * wide) + 1, sizeof(double))))
+            PyErr_NoMemory();
+        else {
+            Py_BEGIN_ALLOW_THREADS
+            add_up(values->buf, tables, width, placements->buf, plans, devices, rows, rows + tables * wide, out->buf);
+            Py_END_ALLOW_THREADS
+        }
+        free(rows);
+    }
+    let_go(&arrays);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+static int in_range(const int64_t *order, Py_ssize_t count, Py_ssize_t tables)
+{
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (order[i] < 0 || order[i] >= tables)
+            return 0;
+    return 1;
+}
+
+static PyObject *greedy(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    Arrays arrays = {.held = 0};
+    Py_buffer *numbers, *rows, *order, *size, *room, *speed, *device;
+    Model model;
+    Py_ssize_t placed = 0;
+    int fine = given == 7 || refuse("greedy(model, rows, order, size, room, ms_per_us, device)");
+    if (fine && (numbers = take(&arrays, args[0], 'd', 1, 0)) && (rows = take(&arrays, args[1], 'd', 2, 0)) &&
+        (order = take(&arrays, args[2], 'l', 1, 0)) && (size = take(&arrays, args[3], 'l', 1, 0)) &&
+        (room = take(&arrays, args[4], 'l', 1, 1)) && (speed = take(&arrays, args[5], 'd', 1, 0)) &&
+        (device = take(&arrays, args[6], 'l', 1, 1)) && read_model(&model, numbers, rows->shape[1])) {
+        Py_ssize_t tables = rows->shape[0], width = rows->shape[1], devices = room->shape[0], count = order->shape[0];
+        Py_ssize_t columns = model.front + model.back, across = whole_tiles(devices);
+        double *sums = NULL;
+        if (width != columns || size->shape[0] != tables || device->shape[0] != tables || speed->shape[0] != devices ||
+            !in_range(order->buf, count, tables))
+            refuse("greedy wants rows (N, H), order of them, size (N,), room (K,), ms_per_us (K,) and device (N,)");
+        else if (!(sums = calloc((size_t)(columns * across) + 1, sizeof(double))))
+            PyErr_NoMemory();
+        else {
+            Py_BEGIN_ALLOW_THREADS
+            placed = place_all(&model, rows->buf, width, order->buf, count, size->buf, room->buf, speed->buf, devices, sums,
+                               device->buf);
+            Py_END_ALLOW_THREADS
+        }
+        free(sums);
+    }
+    let_go(&arrays);
+    return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(placed);
+}
+
+static PyMethodDef functions[] = {
+    {"decode", (PyCFunction)(void (*)(void))decode, METH_FASTCALL, "Times of shards from their sums."},
+    {"device_sums", (PyCFunction)(void (*)(void))device_sums, METH_FASTCALL, "Sum of each device's tables."},
+    {"greedy", (PyCFunction)(void (*)(void))greedy, METH_FASTCALL, "Tables in turn, each where it costs least."},
+    {NULL, NULL, 0, NULL},
+};
+
+/* A build with -march=native runs on processors like its own; elsewhere it is refused before it can crash. */
+static int begin(PyObject *module)
+{
+#if defined(__GNUC__) && defined(__x86_64__)
+    int fine = 1;
+#ifdef __AVX2__
+    fine = fine && __builtin_cpu_supports("avx2");
+#endif
+#ifdef __AVX512F__
+    fine = fine && __builtin_cpu_supports("avx512f");
+#endif
+    if (!fine) {
+        PyErr_SetString(PyExc_ImportError, "it was compiled for another processor");
+        return -1;
+    }
+#endif
+    return PyModule_AddIntConstant(module, "VERSION", VERSION);
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, begin}, {0, NULL}};
+
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_compiled", "The compiled core.", 0, functions, slots, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__compiled(void)
+{
+    return PyModuleDef_Init(&definition);
+}
