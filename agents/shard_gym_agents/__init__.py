@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from inspect import signature
 from typing import Any
 
 from shard_gym.errors import InvalidTask, MissingDependency, UnknownName
+from shard_gym.records.guard import expect
 from shard_gym_agents.learners import LEARNERS
 from shard_gym_agents.solvers.solver import Solver
 
@@ -45,7 +47,13 @@ AGENTS: dict[str, tuple[str, Mapping[str, Any]]] = {
 
 def names() -> tuple[str, ...]:
     """Agents that `make` knows by name, ours first, then those of installed packages."""
-    return (*AGENTS, *(e.name for e in entry_points(group=ENTRY_POINTS) if e.name not in AGENTS))
+    return (*AGENTS, *(name for name in installed() if name not in AGENTS))
+
+
+@cache
+def installed() -> dict[str, str]:
+    """Agents of installed packages: `module:Class` by name."""
+    return {entry.name: entry.value for entry in entry_points(group=ENTRY_POINTS)}
 
 
 def make(name: str, **config: Any) -> Solver:
@@ -65,10 +73,10 @@ def options(name: str) -> frozenset[str]:
 
 def _found(name: str) -> tuple[Any, Mapping[str, Any]]:
     """The class of that name, or of `module:Class`, and the options that the name stands for."""
+    expect(name, str, InvalidTask)
     path, defaults = AGENTS.get(name, (name, {}))
     if name not in AGENTS:
-        installed = {e.name: e.value for e in entry_points(group=ENTRY_POINTS)}
-        path = installed.get(name, name)
+        path = installed().get(name, name)
     module, _, attribute = path.partition(":")
     if not module or module.startswith(".") or not attribute:
         raise UnknownName("agent", name, (*names(), "module:Class"))

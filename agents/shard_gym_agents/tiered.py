@@ -1,10 +1,11 @@
 """Models with sequence tables: their rows in FlexShard's tiers, the pooled tables on the same devices.
 
 from shard_gym.flexshard.counts import count_batches
-from shard_gym_agents.tiered import plan_tiers
+from shard_gym_agents.models import plan_model
 
 counts = count_batches(batches, {"history": ["clicks"]})
-planned = plan_tiers(model, memory_gb=40, counts=counts, network=network("a100-4x8"), batch=32 * 4096)
+told = {"counts": counts, "network": network("a100-4x8"), "batch": 32 * 4096}
+planned = plan_model(model, devices=32, memory_gb=40, tiers=True, **told)
 planned.place(model)  # in each process of a group; then `planned.sharding_plan` for the pooled tables
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, Unpack
 
 import numpy as np
 
@@ -24,15 +25,23 @@ from shard_gym.flexshard.tiers import RowTask, SequenceTable, TieredPlan
 from shard_gym.plan.plan import Plan
 from shard_gym.tables.pool import GB
 from shard_gym.task.task import Task
-from shard_gym.torchrec.modules import Collection, collections_of, task_of_module
+from shard_gym.torchrec.modules import Collection, collections_of
 from shard_gym.torchrec.plans import to_torchrec
-from shard_gym_agents.models import ModelSettings, of_first_rank
+from shard_gym_agents.model_tasks import ModelSettings, of_first_rank, task_of_model
 from shard_gym_agents.solvers.flexshard import Frontier
 from shard_gym_agents.together import plan_together
 
 if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.types import ShardingPlan
+
+
+class TierSettings(ModelSettings):
+    """Options of `plan_tiers`: how often rows of each sequence table are looked up, and what connects the GPUs."""
+
+    counts: Mapping[str, RowCounter]
+    network: Network
+    copies: NotRequired[float]
 
 
 class TieredModel(NamedTuple):
@@ -64,39 +73,47 @@ class TieredModel(NamedTuple):
             tables[table.name] = tiered
 
 
-def plan_tiers(  # a model, its GPUs and how it is trained
+def plan_tiers(
     model: nn.Module,
+    devices: int,
     memory_gb: float,
-    counts: Mapping[str, RowCounter],
-    network: Network,
     *,
-    copies: float = COPIES,
     simulator: str | simulators.Simulator = simulators.DEFAULT,
     device: Literal["cuda", "cpu"] = "cuda",
-    **settings: Unpack[ModelSettings],
+    **settings: Unpack[TierSettings],
 ) -> TieredModel:
     """Plan an unsharded model for the GPUs of a network, each with so much memory left for tables.
 
-    `counts` say how often rows of each sequence table are looked up, `batch=` is that of all GPUs. Pooled tables are
-    planned in the memory that the tiers leave, for the shortest step of both; `settings` are those of
-    `task_of_module`, for them. In a process group every rank calls it, rank 0 plans, and all of them get its plan.
+    `batch=` is that of all GPUs. Pooled tables are planned in the memory that the tiers leave, for the shortest step of
+    both, as `plan_model` does it otherwise; the rest of `settings` is for them. In a process group every rank calls it,
+    rank 0 plans, and all of them get its plan.
     """
-    collections, gpus = collections_of(model), network.gpus
-    if (batch := settings.get("batch", 0)) < 1 or batch % gpus:
-        raise InvalidTask(f"batch= is that of all GPUs, a multiple of {gpus}, got {batch}")
-    tables = tuple(_sequence_tables(collections, counts))
-    rows = RowTask(tables, network, batch // gpus, copies=copies)
-    order = {table.name: counts[table.name].order(table.curve.num_rows) for table in tables}
-    pooled = {c.path: c.module for c in collections if c.pooled}
+    rows, order, rest = _row_task(model, devices, settings)
+    pooled = {c.path: c.module for c in collections_of(model) if c.pooled}
     if not pooled:
         return TieredModel(rows, Frontier(rows).best(budget_bytes=memory_gb * GB), order, None, None, None)
     part = _parts(pooled)
-    task = task_of_module(part, gpus, memory_gb, **settings)
     planner = simulators.make(simulator) if isinstance(simulator, str) else simulator
+    task = task_of_model(part, devices, memory_gb, simulator=planner, device=device, **rest)
     found = of_first_rank(lambda: plan_together(task, rows, planner))
     task = replace(task, memory=tuple(int(m - found.tiers_bytes) for m in task.memory))
-    sharding_plan = to_torchrec(found.plan, task, part, local_world_size=network.gpus_per_node, device=device)
+    sharding_plan = to_torchrec(found.plan, task, part, local_world_size=rows.network.gpus_per_node, device=device)
     return TieredModel(rows, found.tiers, order, task, found.plan, _with_paths(sharding_plan, list(pooled)))
+
+
+def _row_task(model: nn.Module, devices: int, settings: TierSettings) -> tuple[RowTask, dict[str, np.ndarray], Any]:
+    """The task of the sequence tables, the order of their rows, and the settings that are for pooled tables."""
+    rest: dict[str, Any] = dict(settings)
+    counts, network, copies = (rest.pop(name, None) for name in ("counts", "network", "copies"))
+    if counts is None or network is None:
+        raise InvalidTask("tiers want counts= of the lookups of each sequence table, and the network= of the GPUs")
+    if devices != network.gpus:
+        raise InvalidTask(f"the network has {network.gpus} GPUs, devices= says {devices}")
+    if (batch := rest.get("batch", 0)) < 1 or batch % devices:
+        raise InvalidTask(f"batch= is that of all GPUs, a multiple of {devices}, got {batch}")
+    tables = tuple(_sequence_tables(collections_of(model), counts))
+    rows = RowTask(tables, network, batch // devices, copies=COPIES if copies is None else copies)
+    return rows, {table.name: counts[table.name].order(table.curve.num_rows) for table in tables}, rest
 
 
 def _sequence_tables(collections: tuple[Collection, ...], counts: Mapping[str, RowCounter]) -> list[SequenceTable]:

@@ -7,21 +7,25 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 import shard_gym_agents
+from shard_gym import __version__, core
 from shard_gym.errors import InvalidTask, SettingsIgnored, ShardGymError
 from shard_gym.plan.moves import delta
 from shard_gym.plan.plan import Plan
 from shard_gym.records import commands
-from shard_gym.results.evaluate import replay, score
+from shard_gym.results.evaluate import score, track
+from shard_gym.results.replay import Replay
 from shard_gym.simulators import Simulator
 from shard_gym.task import suites
 from shard_gym.task.task import Task
 from shard_gym_agents.cli.plans import assumed, delta_json, delta_report, repaid, report
 from shard_gym_agents.cli.solving import add_out, add_solver, solved
 from shard_gym_agents.cli.tasks import add_constraints, add_task, constrained, task_of
+from shard_gym_agents.learners import LEARNERS
 from shard_gym_agents.learners.trained import shipped
 from shard_gym_agents.search.reshard import Reshard
 
@@ -42,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, "")  # an agent may be a module of the current folder
+        sys.path.append(os.getcwd())  # an agent may be a module of the current folder; a torch.py there is not torch
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SettingsIgnored)  # the line of what is assumed tells
         return _other(given[0], given[1:]) if given and given[0] in OTHERS else commands.run(_parser(), _run, given)
@@ -81,14 +85,14 @@ def list_agents(options: argparse.Namespace) -> None:
                 told += f", trained on {', '.join(suites_of)}"
         except ShardGymError as error:
             told = f"not available: {error}"
-        print(f"{name:24} {told}")
+        commands.show(f"{name:24} {told}")
 
 
 def solve(options: argparse.Namespace) -> None:
     """Let an agent plan a task, and tell what the plan is worth."""
     task, planner, judge = _told_task(options)
     plan = solved(options, task, planner)
-    print(report(task, plan, judge))
+    commands.show(report(task, plan, judge))
 
 
 def reshard(options: argparse.Namespace) -> None:
@@ -103,14 +107,14 @@ def reshard(options: argparse.Namespace) -> None:
         raise InvalidTask("reshard starts from the plan in use: give --base PLAN.json, or base in --constraints")
     plan = solved(options, task, planner)
     moves, scores = delta(task, base, plan), [score(task, p, judge) for p in (base, plan)]
-    print(report(task, plan, judge), delta_report(task, moves, scores), sep="\n\n")
-    print(repaid(moves, scores, options.bandwidth_gb_s))
+    commands.show(f"{report(task, plan, judge)}\n\n{delta_report(task, moves, scores)}")
+    commands.show(repaid(moves, scores, options.bandwidth_gb_s))
 
 
 def score_plan(options: argparse.Namespace) -> None:
     """Tell what a stored plan is worth."""
     task, _, judge = _told_task(options)
-    print(report(task, Plan.load(options.plan), judge))
+    commands.show(report(task, Plan.load(options.plan), judge))
 
 
 def diff(options: argparse.Namespace) -> None:
@@ -120,27 +124,44 @@ def diff(options: argparse.Namespace) -> None:
     scores = [score(task, plan, judge) for plan in (old, new)]
     moves = delta(task, old, new)
     told = delta_json(moves, scores) if options.json else delta_report(task, moves, scores)
-    print(told if options.json else f"{assumed(task, planner, judge)}\n{told}")
+    commands.show(told if options.json else f"{assumed(task, planner, judge)}\n{told}")
 
 
 def replay_results(options: argparse.Namespace) -> None:
-    """Score every stored plan again."""
-    rows = replay(options.results)
-    plans = sum(found is not None for _, found in rows)
-    feasible = sum(found is not None and found.feasible for _, found in rows)
-    print(f"{len(rows)} results, {plans} plans scored again, all as stored, {feasible} of them feasible")
+    """Check every stored result again."""
+    replayed = Replay(options.results, track_of=_track_of)
+    for _ in replayed:
+        pass
+    lines, plans, feasible = replayed.lines, replayed.plans, replayed.feasible
+    print(f"{lines} results, {plans} plans scored again, all as stored, {feasible} of them feasible")
+    commands.show("\n".join(replayed.notes()))
+
+
+@cache
+def _track_of(agent: str) -> str | None:
+    """The track of an agent of ours; None of others, and of learners, which their weights decide."""
+    if agent not in shard_gym_agents.AGENTS or agent in LEARNERS:
+        return None
+    return track(shard_gym_agents.make(agent))
 
 
 def _told_task(options: argparse.Namespace) -> tuple[Task, Simulator, Simulator]:
     """The task with its constraints, planner and judge; what they assume is printed."""
     task, planner, judge = task_of(options)
     task = constrained(task, options)
-    print(assumed(task, planner, judge), flush=True)
+    commands.show(assumed(task, planner, judge))
     return task, planner, judge
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:
+        print(f"shard-gym {__version__}, core {core.name()}")
+        parser.exit()
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = commands.parser("shard-gym", __doc__)
+    parser.add_argument("--version", action=_Version, nargs=0, help="tell the version, and the core in use")
     made = parser.add_subparsers(required=True, metavar="COMMAND")
     made.add_parser("suites", help="list the suites").set_defaults(run=list_suites)
     made.add_parser("agents", help="list the agents").set_defaults(run=list_agents)

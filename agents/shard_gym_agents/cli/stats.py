@@ -14,7 +14,8 @@ from shard_gym.records import commands
 from shard_gym.simulators import Simulator
 from shard_gym.task.machines import RESERVE
 from shard_gym.task.task import Task
-from shard_gym.torchrec.report import limits, report, reserves
+from shard_gym.torchrec.limits import limits
+from shard_gym.torchrec.report import report, reserves
 from shard_gym.torchrec.stats import alone, explain, plan_stats, table_index, tables_of
 from shard_gym.torchrec.values import Capacity, Reserve, kjt_bytes
 from shard_gym_agents.cli.plans import assumed
@@ -26,7 +27,7 @@ RESERVES = ("reserve", "dense_gb", "kjt_gb")
 
 def main(arguments: Sequence[str]) -> int:
     """Print the report."""
-    return commands.run(_parser(), lambda options: print(_answer(options)), arguments)
+    return commands.run(_parser(), lambda options: commands.show(_answer(options)), arguments)
 
 
 def _answer(options: argparse.Namespace) -> str:

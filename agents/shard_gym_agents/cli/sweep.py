@@ -45,12 +45,12 @@ def _run(options: argparse.Namespace) -> None:
     found = []
     for on, machine, own, planner, judge in asked:
         task = constrained(own, on)
-        print(f"{machine.name} {assumed(task, planner, judge)}", flush=True)
+        commands.show(f"{machine.name} {assumed(task, planner, judge)}")
         try:
             found.append(Swept(machine, task, judge, solved(on, task, planner)))
         except InfeasibleTask as error:
             found.append(Swept(machine, task, judge, None, str(error)))
-    print("\n".join(sweep_report(found)))
+    commands.show("\n".join(sweep_report(found)))
 
 
 def sweep_report(found: Sequence[Swept]) -> Iterator[str]:

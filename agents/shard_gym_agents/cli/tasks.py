@@ -14,6 +14,7 @@ from shard_gym.errors import CorruptFile, InvalidTask
 from shard_gym.plan.plan import Plan, check
 from shard_gym.records.commands import count, names
 from shard_gym.records.files import read_json
+from shard_gym.records.guard import guarded, text_of
 from shard_gym.records.numbers import whole
 from shard_gym.simulators import Simulator
 from shard_gym.tables.pool import ELEMENT_BYTES, GB
@@ -36,9 +37,10 @@ def task_of(options: argparse.Namespace) -> tuple[Task, Simulator, Simulator]:
     if not options.tables:
         _refuse_own(options)
     if options.task:
+        text = text_of(options.task)
         try:
-            task = Task.from_json(Path(options.task).read_text(encoding="utf-8"))
-        except (CorruptFile, UnicodeDecodeError) as error:
+            task = Task.from_json(text)
+        except CorruptFile as error:
             raise CorruptFile(f"{options.task}: {error}") from error
         ids = (simulators.DEFAULT, simulators.DEFAULT)
     elif options.tables:
@@ -207,7 +209,7 @@ def _of_file(task: Task, path: Path) -> dict[str, Any]:
         found = sorted(unknown) if isinstance(data, dict) else type(data).__name__
         raise CorruptFile(f"{path}: constraints are an object with some of {', '.join(KEYS)}; got {found}")
     told = dict(data)
-    try:
+    with guarded(path):
         if "pin" in told:
             told["pin"] = [(table_index(task, table), device) for table, device in _pairs(told["pin"])]
         for name in ("together", "apart"):
@@ -215,8 +217,6 @@ def _of_file(task: Task, path: Path) -> dict[str, Any]:
         told["no_split"] = _group(task, told.get("no_split") or ())
         told["kinds"] = [(table_index(task, table), kinds) for table, kinds in _pairs(told.get("kinds") or ())]
         return {name: value for name, value in told.items() if value is not None}
-    except (TypeError, ValueError) as error:
-        raise CorruptFile(f"{path}: {error}") from error
 
 
 def _pairs(told: Any) -> Iterable[Any]:

@@ -24,12 +24,15 @@ from shard_gym.errors import MissingDependency, ShardGymError, UnknownName
 from shard_gym.records import commands
 from shard_gym.records.commands import count, names, seconds
 from shard_gym.records.files import write_whole
+from shard_gym.records.locks import held
 from shard_gym.results import write_results
 from shard_gym.task import suites
 from shard_gym_agents.leaderboard import report
+from shard_gym_agents.leaderboard.arena.host import Nursery
+from shard_gym_agents.leaderboard.arena.job import Job
+from shard_gym_agents.leaderboard.arena.rules import FULL, GB, LIMITS, Rules, findable
 from shard_gym_agents.leaderboard.references import references, update_best
 from shard_gym_agents.leaderboard.runs import Arena, Judged, describe_agents, partial_path, run_jobs, tasks_of
-from shard_gym_agents.leaderboard.workers import Job, preload
 from shard_gym_agents.learners import LEARNERS, trained
 from shard_gym_agents.learners.trained import RETRAINED, NotTrained, Trained
 
@@ -37,6 +40,8 @@ SUITES = "metasyn-80x8,dlrm-50x4,core-80x8"
 Missing = dict[tuple[str, str], str]  # suite and agent -> what it needs
 ELSEWHERE = Path("runs/leaderboard")  # for what is not published
 TIME_LIMIT = 60.0  # seconds a task
+BUILD_LIMIT = 120.0  # seconds to import and build an agent; torch takes its time
+LEAST_MEMORY = 4 * GB  # an agent's, where it is not told; torch takes most of it
 BUDGET = 0.1  # seconds that a search may use on a task
 DECISIVE = ("agents", "agent", "seeds", "simulator", "budget", "time_limit", "split", "tasks", "retrain")
 NO_ROW = {"reshard"}  # where nobody names it: these tasks have no plan in use, and without one it is auto
@@ -52,7 +57,8 @@ def main(arguments: Sequence[str], name: str = "shard-gym leaderboard", publishe
         as_published = all(getattr(options, key) == parser.get_default(key) for key in DECISIVE)
         options.out = options.out or (published if as_published else ELSEWHERE)
         options.command = " ".join((name, shlex.join(arguments))).strip()
-        return _run(options)
+        with held(options.out):
+            return _run(options)
 
     return commands.run(parser, command, arguments)
 
@@ -60,31 +66,56 @@ def main(arguments: Sequence[str], name: str = "shard-gym leaderboard", publishe
 def _run(options: argparse.Namespace) -> int:
     jobs = _jobs(options)
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # workers inherit it
-    arena = Arena(options.out / "partial", options.tasks, options.fresh)
     missing: Missing = {}
     if options.retrain:
         jobs, missing = retrain(jobs, options.fresh)
-    preload(job.agent for job in jobs)
-    about = _describe([job for job in jobs if (job.suite, job.agent) not in missing], arena)
-    for job, told in about.items():
-        if "unknown" in told and job.agent not in shard_gym_agents.names():
-            raise ShardGymError(told["unknown"])
+    partial = options.out / "partial"
+    partial.mkdir(parents=True, exist_ok=True)  # before anybody could see it come
+    nursery = Nursery(_rules(options), (job.agent for job in jobs))
+    arena = Arena(nursery, partial, options.tasks, options.fresh, tuple(options.agent))
+    try:
+        print(f"isolation: {nursery.isolation}" + (f" ({nursery.why})" if nursery.why else ""), file=sys.stderr)
+        return _ranked(jobs, missing, arena, options)
+    finally:
+        arena.stop()
+        nursery.close()
+
+
+def _ranked(jobs: list[Job], missing: Missing, arena: Arena, options: argparse.Namespace) -> int:
+    """Describe, run and report; the exit code."""
+    asked = [job for job in jobs if (job.suite, job.agent) not in missing]
+    about = _describe(asked, arena, options.workers)
     missing |= {(j.suite, j.agent): t.get("missing") or t["unknown"] for j, t in about.items() if t.keys() & ABSENT}
     able = {j: told for j, told in about.items() if not told.keys() & ABSENT and not (j.seed and _once(told))}
     done, complete = run_jobs(able, arena, options.workers)
     for key in options.suite:
         unable = {agent: why for (suite, agent), why in missing.items() if suite == key}
-        _report(key, options, {j: runs for j, runs in done.items() if j.suite == key}, unable)
+        _report(key, options, {j: runs for j, runs in done.items() if j.suite == key}, unable, arena)
     if complete:
         for job in able:
             partial_path(job, about[job], arena.partial).unlink(missing_ok=True)
     return 0 if complete else commands.INTERRUPTED
 
 
-def _describe(jobs: list[Job], arena: Arena) -> dict[Job, dict[str, Any]]:
+def _rules(options: argparse.Namespace) -> Rules:
+    """Limits of agents, and the files that they may and may not see."""
+    results = [options.out / "partial", *options.out.glob("*.jsonl"), ELSEWHERE, options.best_known]
+    share = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / options.workers
+    return Rules(
+        isolation=options.isolation,
+        build_seconds=options.build_limit,
+        memory=max(share, LEAST_MEMORY) if options.memory_gb is None else options.memory_gb * GB,
+        environment=tuple(options.env),
+        readable=tuple(options.read),
+        secret=tuple(map(str, results)),
+        verbose=options.verbose,
+    )
+
+
+def _describe(jobs: list[Job], arena: Arena, workers: int) -> dict[Job, dict[str, Any]]:
     """The description that each job's agent gives of itself on its suite, asked with the first seed."""
     first = {(job.suite, job.agent): job for job in reversed(jobs)}
-    told = describe_agents(first.values(), arena)
+    told = describe_agents(first.values(), arena, workers)
     return {job: told[first[job.suite, job.agent]] for job in jobs}
 
 
@@ -93,7 +124,9 @@ def _once(told: dict[str, Any]) -> bool:
     return bool(told.get("deterministic")) or "error" in told
 
 
-def _report(key: str, options: argparse.Namespace, done: dict[Job, list[Judged]], missing: dict[str, str]) -> None:
+def _report(
+    key: str, options: argparse.Namespace, done: dict[Job, list[Judged]], missing: dict[str, str], arena: Arena
+) -> None:
     """Print a suite's table, and write it when every run of it is there."""
     suite = suites.get(key)
     tasks = len(suite.tasks(options.split)[: options.tasks])
@@ -113,14 +146,14 @@ def _report(key: str, options: argparse.Namespace, done: dict[Job, list[Judged]]
         improved = update_best(options.best_known / f"{key}.json", judge, every)
         print(f"{key}: better plans for {improved} tasks are now the best known", file=sys.stderr)
     refs = references(suite, options.split, tasks, judge, options.best_known)
-    found = report.ranking(suite, options.split, runs, refs, unable)
+    found = report.ranking(suite, options.split, runs, refs, unable, arena.watched_of(done))
     if options.json:
         print("\n".join(json.dumps(report.json_row(row)) for row in found.rows), flush=True)
     else:
         print(report.text(found) + "\n", flush=True)
     if not unfinished:
         write_results(options.out / f"{key}.jsonl", [result for result, _ in every])
-        page = report.markdown(found, options.command, options.workers)
+        page = report.markdown(found, options.command, options.workers, options.build_limit)
         write_whole(options.out / f"{key}.md", page)
 
 
@@ -131,6 +164,9 @@ def _jobs(options: argparse.Namespace) -> list[Job]:
     chosen = known if options.agents is None else options.agents
     if unknown := [name for name in chosen if name not in known]:
         raise UnknownName("agent", unknown[0], known)
+    if absent := [agent for agent in options.agent if not findable(agent)]:
+        module = absent[0].partition(":")[0].partition(".")[0]
+        raise UnknownName(f"agent (No module named {module!r})", absent[0], known)
     if options.simulator:
         simulators.make(options.simulator)
         if options.retrain:
@@ -147,7 +183,6 @@ def _jobs(options: argparse.Namespace) -> list[Job]:
             split=options.split,
             budget=options.budget,
             time_limit=limit,
-            verbose=options.verbose,
         )
         for key in options.suite
         for agent in agents
@@ -238,6 +273,11 @@ def _parser(name: str, best_known: Path) -> argparse.ArgumentParser:
     add("--budget", type=seconds, default=BUDGET, help="time a search may use on a task, as 1s; default 100ms")
     limit = "an agent is killed when a task takes longer; default 60s, or twice the budget if that is more"
     add("--time-limit", type=seconds, help=limit)
+    add("--build-limit", type=seconds, default=BUILD_LIMIT, help="time to import and build an agent; default 120s")
+    add("--isolation", choices=("auto", FULL, LIMITS), default="auto", help="of agents; default the best there is")
+    add("--memory-gb", type=float, metavar="GB", help="of an agent; default the machine's, shared by the workers")
+    add("--read", action="append", default=[], metavar="PATH", help="what agents may read beside their own; repeatable")
+    add("--env", action="append", default=[], metavar="NAME", help="an environment variable to keep; repeatable")
     add("--split", default="test")
     add("--tasks", type=count, metavar="N", help="only the first N tasks of each suite")
     add("--workers", type=count, default=2, help="agents that run at a time")

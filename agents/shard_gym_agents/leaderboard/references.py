@@ -16,6 +16,8 @@ from shard_gym.errors import CorruptFile, UnknownName
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.random_plans import random_placements
 from shard_gym.records.files import read_json, write_whole
+from shard_gym.records.guard import guarded
+from shard_gym.records.locks import held
 from shard_gym.results import Result
 from shard_gym.results.evaluate import Score, score
 from shard_gym.simulators import FastSimulator, Simulator
@@ -73,16 +75,17 @@ def update_best(path: Path, judge: str, rows: Iterable[tuple[Result, Score | Non
 
 def keep_best(path: Path, judge: str, offered: Iterable[tuple[str, Entry]]) -> int:
     """Keep what is offered for a task, by its hash, where it beats what the file knows; returns for how many tasks."""
-    best = _read(path)
-    known, improved = best.setdefault(judge, {}), set()
-    for task, entry in offered:
-        if task not in known or entry["makespan"] < known[task]["makespan"]:
-            known[task] = entry
-            improved.add(task)
-    if improved:
-        lines = ",\n".join(f"{json.dumps(j)}: {_lines(best[j])}" for j in sorted(best))
-        write_whole(path, f'{{"schema": "{SCHEMA}", "best": {{\n{lines}\n}}}}\n')
-    return len(improved)
+    with held(path.parent, wait=True):  # another command may have better plans
+        best = _read(path)
+        known, improved = best.setdefault(judge, {}), set()
+        for task, entry in offered:
+            if task not in known or entry["makespan"] < known[task]["makespan"]:
+                known[task] = entry
+                improved.add(task)
+        if improved:
+            lines = ",\n".join(f"{json.dumps(j)}: {_lines(best[j])}" for j in sorted(best))
+            write_whole(path, f'{{"schema": "{SCHEMA}", "best": {{\n{lines}\n}}}}\n')
+        return len(improved)
 
 
 def packed(plan: Plan) -> Entry:
@@ -155,14 +158,14 @@ def _read(path: Path) -> dict[str, dict[str, Entry]]:
     data = read_json(path)
     if not isinstance(data, dict) or data.get("schema") != SCHEMA or not isinstance(data.get("best"), dict):
         raise CorruptFile(f"{path} does not hold best known plans of schema {SCHEMA}")
-    try:
+    with guarded(f"{path} holds an entry that is none"):
         return {judge: {task: _loaded(line) for task, line in known.items()} for judge, known in data["best"].items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CorruptFile(f"{path} holds an entry that is none: {error!r}") from error
 
 
 def _loaded(line: Entry) -> Entry:
     who = {name: value for name, value in line.items() if name not in ("makespan", "device", "pieces", "splits")}
+    if not isinstance(line["makespan"], int | float) or not line["makespan"] > 0:
+        raise ValueError(f"a makespan is a number above 0, got {line['makespan']!r:.60}")
     return {"makespan": line["makespan"], "plan": unpacked(line).to_dict(), **who}
 
 

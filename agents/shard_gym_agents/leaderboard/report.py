@@ -11,21 +11,25 @@ import math
 import os
 import platform
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from shard_gym.records.escape import markdown as markup_free
+from shard_gym.records.escape import plain
 from shard_gym.results import BENCHMARK_VERSION, Result, commit_here, versions_here
 from shard_gym.task.suites import Suite
 from shard_gym_agents.leaderboard.references import References
-from shard_gym_agents.leaderboard.runs import Judged
+from shard_gym_agents.leaderboard.runs import Judged, Watched
 
 RESAMPLES = 2_000
 CONFIDENCE = 95  # percent
 RNG_SEED = 0
 OVERRUN = 1.25  # times the budget that an agent may take before the table says so
+IDLE = 0.05  # CPU seconds a run between tasks that the table keeps quiet about
+CORES = 1.25  # CPU seconds a second that a run may take before the table says so
 UNIT = 2  # significant digits of a wall-clock time; more would not repeat
 
 
@@ -114,6 +118,7 @@ class Row:
     plan_seconds: float  # mean over runs that gave a plan
     calls: float
     error: str | None
+    watched: Watched = field(default_factory=Watched)
     note: str = ""
 
 
@@ -129,13 +134,18 @@ class Ranking:
 
 
 def ranking(
-    suite: Suite, split: str, runs: dict[str, list[list[Judged]]], refs: References, unable: Sequence[Row]
+    suite: Suite,
+    split: str,
+    runs: dict[str, list[list[Judged]]],
+    refs: References,
+    unable: Sequence[Row],
+    watched: Mapping[str, Watched],
 ) -> Ranking:
     """Rank the agents by their runs, agent -> seed -> task; `unable` lack something and come last."""
     samples = [_sample(agent, by_seed) for agent, by_seed in runs.items()]
     best = best_of_run(samples, refs.random, refs.best)
     ranked = standings(samples, refs.random, best)
-    rows = tuple(_row(standing, runs[standing.agent]) for standing in ranked)
+    rows = tuple(_row(standing, runs[standing.agent], watched[standing.agent]) for standing in ranked)
     notes = [refs.note] if refs.note else []
     if unknown := int(np.isnan(refs.best).sum()):
         which = "No best known plans yet" if unknown == len(best) else f"No best known plan for {unknown} tasks"
@@ -162,21 +172,28 @@ def json_row(row: Row) -> dict[str, Any]:
         "plan_seconds": None if math.isnan(row.plan_seconds) else row.plan_seconds,
     }
     head = ("suite", "agent", "track", "planner", "judge", "seeds")
-    return {key: getattr(row, key) for key in head} | figures | {"error": row.error}
+    seen = row.watched
+    watched = {
+        "cpu_seconds": seen.cpu / seen.runs if seen.runs else None,
+        "build_seconds": seen.build if seen.runs else None,
+        "isolation": seen.isolation or None,
+    }
+    words = {"error": row.error, "note": row.note or None}
+    return {key: getattr(row, key) for key in head} | figures | watched | words
 
 
 def text(found: Ranking) -> str:
     """The table for a terminal."""
-    grid = [list(COLUMNS), *([cell(row) for cell in COLUMNS.values()] for row in found.rows)]
+    grid = [list(COLUMNS), *([plain(cell(row)) for cell in COLUMNS.values()] for row in found.rows)]
     widths = [max(len(line[i]) for line in grid) for i in range(len(COLUMNS) - 1)]
     lines = ["  ".join([c.ljust(w) for c, w in zip(line, widths, strict=False)] + line[-1:]) for line in grid]
     return "\n".join([_title(found), "", *(line.rstrip() for line in lines), *("", *found.notes)])
 
 
-def markdown(found: Ranking, command: str, workers: int) -> str:
+def markdown(found: Ranking, command: str, workers: int, build_limit: float) -> str:
     """The table as a page, with what it takes to make it again."""
     grid = [list(COLUMNS), ["---"] * len(COLUMNS)]
-    grid += [[cell(row).replace("|", "\\|") for cell in COLUMNS.values()] for row in found.rows]
+    grid += [[_safe(name, cell(row)) for name, cell in COLUMNS.items()] for row in found.rows]
     packages = ", ".join(f"{name} {version}" for name, version in versions_here())
     made = f"Made by `{command}` with {packages}; commit {commit_here() or 'unknown'}, benchmark version"
     host = f"{os.cpu_count()} cores ({platform.machine()}), {workers} agents at a time"
@@ -188,7 +205,9 @@ def markdown(found: Ranking, command: str, workers: int) -> str:
         "",
         "Gap is to the best known plan, speedup over the mean random plan, with 95 % intervals over tasks.",
         "A run without a feasible plan in time counts as the mean random plan. Tracks are ranked apart.",
-        f"Plan times are wall clock on {host}: good for orders of magnitude.",
+        f"Plan times are wall clock on {host}, from the question to the answer: good for orders of magnitude.",
+        f"An agent has {build_limit:g} s to be built. Calls of the planner are the agent's claim (`docs/arena.md`).",
+        f"Isolation of the agents: {_isolation(found)}.",
         "",
         f"{made} {BENCHMARK_VERSION}.",
     ]
@@ -203,12 +222,21 @@ def _title(found: Ranking) -> str:
     return f"{suite.key}: {size}{only}, objective {suite.objective}, planner {row.planner}, judge {row.judge}"
 
 
+def _safe(column: str, text: str) -> str:
+    """A cell of a page; words of others hold no markup."""
+    return markup_free(text) if column in ("agent", "notes") else text
+
+
+def _isolation(found: Ranking) -> str:
+    return " and ".join(sorted({row.watched.isolation for row in found.rows} - {""})) or "none ran"
+
+
 def _sample(agent: str, by_seed: list[list[Judged]]) -> Sample:
     makespan = [[s.makespan if s and s.feasible else np.nan for _, s in runs] for runs in by_seed]
     return Sample(agent, by_seed[0][0][0].track, np.array(makespan, float))
 
 
-def _row(standing: Standing, by_seed: list[list[Judged]]) -> Row:
+def _row(standing: Standing, by_seed: list[list[Judged]], watched: Watched) -> Row:
     judged = [pair for runs in by_seed for pair in runs]
     first = judged[0][0]
     feasible = [score.balance for _, score in judged if score and score.feasible]
@@ -225,7 +253,8 @@ def _row(standing: Standing, by_seed: list[list[Judged]]) -> Row:
         plan_seconds=float(np.mean([r.wall_seconds for r in planned])) if planned else math.nan,
         calls=float(np.mean([r.simulator_calls for r in planned])) if planned else math.nan,
         error=_failures(judged),
-        note=_overrun(planned),
+        watched=watched,
+        note="; ".join(filter(None, (_overrun(planned), *_excess(watched)))),
     )
 
 
@@ -234,6 +263,16 @@ def _overrun(planned: list[Result]) -> str:
     ratios = [r.wall_seconds / r.config["budget"] for r in planned if r.config.get("budget")]
     over = float(np.mean(ratios)) if ratios else 0.0
     return f"takes {over:.1f} times its budget" if over > OVERRUN else ""
+
+
+def _excess(watched: Watched) -> list[str]:
+    """Words on CPU that an agent uses beside the time that it is given."""
+    told = []
+    if watched.cpu > CORES * watched.wall and watched.cpu - watched.wall > IDLE * watched.runs:
+        told.append(f"uses {watched.cpu / watched.wall:.1f} cores")
+    if watched.idle > IDLE * watched.runs:
+        told.append(f"computes between tasks, {watched.idle / watched.runs:.2g} s of CPU each time")
+    return told
 
 
 def _failures(judged: list[Judged]) -> str | None:
@@ -256,8 +295,7 @@ def _interval(value: Callable[[Standing], Estimate], form: str) -> Callable[[Row
     return cell
 
 
-def _plan_time(row: Row) -> str:
-    seconds = row.plan_seconds
+def _time(seconds: float) -> str:
     if math.isnan(seconds):
         return "-"
     value, unit = (seconds, "s") if seconds >= 1 else (seconds * 1e3, "ms")
@@ -278,7 +316,8 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "makespan ms": _interval(lambda s: s.makespan, ".2f"),
     "speedup": _interval(lambda s: s.speedup, ".3f"),
     "balance": _plain(lambda row: row.balance, ".2f"),
-    "plan time": _plan_time,
+    "plan time": lambda row: _time(row.plan_seconds),
+    "build": lambda row: _time(row.watched.build if row.watched.runs else math.nan),
     "calls": _plain(lambda row: row.calls, ",.0f"),
     "seeds": lambda row: str(row.seeds),
     "notes": lambda row: "; ".join(filter(None, (row.error, row.note))),

@@ -8,8 +8,10 @@ of both packages). What a third party's module imports is not in the key: `--fre
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
@@ -20,14 +22,17 @@ from typing import Any
 import shard_gym
 import shard_gym_agents
 from shard_gym import simulators
+from shard_gym.errors import ShardGymError
 from shard_gym.records import ledger
 from shard_gym.records.files import json_sha256
 from shard_gym.records.progress import ProgressBar
 from shard_gym.results import Result
-from shard_gym.results.evaluate import Run, Score, judged, score
+from shard_gym.results.evaluate import Run, Score, describe, judged, score
+from shard_gym.simulators import Simulator
 from shard_gym.task import suites
 from shard_gym.task.task import Task
-from shard_gym_agents.leaderboard.workers import Job, Worker, WorkerLost
+from shard_gym_agents.leaderboard.arena.host import Nursery, Turn, Worker, WorkerLost
+from shard_gym_agents.leaderboard.arena.job import Job
 
 STRIKES = 3  # time-outs and deaths of an agent on a suite before it is given up
 LOST = ("late: ", "died: ")
@@ -36,22 +41,44 @@ Judged = tuple[Result, Score | None]
 
 
 @dataclass
+class Watched:
+    """Figures of an agent's processes over all its runs, as the host saw them; seconds."""
+
+    isolation: str = ""
+    build: float = 0.0  # the longest
+    wall: float = 0.0
+    cpu: float = 0.0  # from questions to answers
+    idle: float = 0.0  # CPU between tasks
+    runs: int = 0
+
+    def add(self, other: Watched) -> None:
+        """Count another's runs too; the weaker isolation is the whole's."""
+        self.isolation = max(self.isolation, other.isolation)  # "", full, limits
+        self.build = max(self.build, other.build)
+        self.wall, self.cpu, self.idle = self.wall + other.wall, self.cpu + other.cpu, self.idle + other.idle
+        self.runs += other.runs
+
+
+@dataclass
 class Arena:
     """State that the threads of a leaderboard share."""
 
+    nursery: Nursery
     partial: Path  # folder of unfinished jobs
     tasks: int | None = None  # the first so many only
     fresh: bool = False  # forget what an earlier run kept
+    agents: tuple[str, ...] = ()  # of users, who must not read each other
     stopped: threading.Event = field(default_factory=threading.Event)
     live: set[Worker] = field(default_factory=set)
     strikes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    watched: defaultdict[Job, Watched] = field(default_factory=lambda: defaultdict(Watched))
 
-    def start(self, job: Job) -> Worker:
+    def start(self, job: Job, track: str = "") -> Worker:
         """A worker that `stop` will end."""
-        worker = Worker(job)
+        worker = Worker(job, self.nursery, track, self.agents)
         self.live.add(worker)
         if self.stopped.is_set():
-            worker.kill()
+            worker.stop()
         return worker
 
     def end(self, worker: Worker | None) -> None:
@@ -60,38 +87,45 @@ class Arena:
             worker.kill()
             self.live.discard(worker)
 
+    def watched_of(self, jobs: Iterable[Job]) -> dict[str, Watched]:
+        """Figures of each agent in these jobs."""
+        found = {job.agent: Watched() for job in jobs}
+        for job in jobs:
+            found[job.agent].add(self.watched[job])
+        return found
+
     def stop(self) -> None:
-        """Kill all workers and start no other."""
+        """Stop all workers and start no other."""
         self.stopped.set()
         for worker in list(self.live):
-            worker.kill()
+            worker.stop()
 
 
 class Seat:
     """Keeps a job's worker alive: a killed or dead one is replaced for the next task."""
 
-    def __init__(self, job: Job, arena: Arena) -> None:
-        self.job, self.arena = job, arena
+    def __init__(self, job: Job, track: str, arena: Arena) -> None:
+        self.job, self.track, self.arena = job, track, arena
         self.worker: Worker | None = None
+        self.build = 0.0  # seconds that the worker took to be built
 
-    def solve(self, index: int) -> Run:
+    def solve(self, index: int) -> Turn:
         """The agent's run on one task, whatever becomes of the agent."""
         who = (self.job.suite, self.job.agent)
         if self.arena.strikes[who] >= STRIKES:
-            return Run(None, f"given up after {STRIKES} runs that were late or died", 0.0, 0)
+            return _none(f"given up after {STRIKES} runs that were late or died")
         try:
             if self.worker is None:
-                self.worker = self.arena.start(self.job)
-                if error := self.worker.about().get("error"):
+                self.worker = self.arena.start(self.job, self.track)
+                about = self.worker.about()
+                self.build = about["build_seconds"]
+                if error := about.get("error"):
                     raise WorkerLost(f"died: on its restart: {error}")
-            run = self.worker.solve(index)
+            return self.worker.solve(index)
         except WorkerLost as lost:
             self.close()
             self.arena.strikes[who] += 1
-            return Run(None, str(lost), self.job.time_limit if str(lost).startswith("late") else 0.0, 0)
-        if run.wall_seconds > self.job.time_limit:
-            return replace(run, plan=None, error=f"late: {run.wall_seconds:.3g} s of {self.job.time_limit:g} s")
-        return run
+            return _none(str(lost), self.job.time_limit if str(lost).startswith("late") else 0.0)
 
     def close(self) -> None:
         """End the worker."""
@@ -120,18 +154,27 @@ def run_jobs(jobs: Mapping[Job, dict[str, Any]], arena: Arena, workers: int) -> 
     return done, True
 
 
-def describe_agents(jobs: Iterable[Job], arena: Arena) -> dict[Job, dict[str, Any]]:
+def describe_agents(jobs: Iterable[Job], arena: Arena, workers: int) -> dict[Job, dict[str, Any]]:
     """The description that each job's agent gives of itself, asked in a worker, as its import may crash or hang."""
-    about: dict[Job, dict[str, Any]] = {}
-    for job in jobs:
-        worker = arena.start(job)
+    jobs = list(jobs)
+    with ThreadPoolExecutor(workers) as pool:
         try:
-            about[job] = worker.about()
-        except WorkerLost as lost:
-            about[job] = {"error": str(lost)}
-        finally:
-            arena.end(worker)
-    return about
+            return dict(zip(jobs, pool.map(lambda job: _described(job, arena), jobs), strict=True))
+        except BaseException:  # Ctrl-C
+            arena.stop()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _described(job: Job, arena: Arena) -> dict[str, Any]:
+    worker = None
+    try:
+        worker = arena.start(job)
+        return worker.about()
+    except WorkerLost as lost:
+        return {"error": str(lost)}
+    finally:
+        arena.end(worker)
 
 
 def tasks_of(job: Job, limit: int | None) -> tuple[Task, ...]:
@@ -142,6 +185,8 @@ def tasks_of(job: Job, limit: int | None) -> tuple[Task, ...]:
 def blank_result(job: Job, about: dict[str, Any]) -> Result:
     """A result of the job, before anything is solved; what the agent told of itself, it told with seed 0."""
     config = about.get("config", {})
+    if "checkpoint" in config and job.checkpoint:
+        config = {**config, "checkpoint": job.checkpoint}  # as the user named it
     return Result(
         suite=job.suite,
         agent=job.agent,
@@ -156,7 +201,8 @@ def blank_result(job: Job, about: dict[str, Any]) -> Result:
 
 def partial_path(job: Job, about: dict[str, Any], folder: Path) -> Path:
     """The file of a job's runs; its name tells all that decides them."""
-    decides = {**asdict(job), "verbose": None, "about": about, "packages": _packages_digest()}
+    said = {name: value for name, value in about.items() if name != "build_seconds"}
+    decides = {**asdict(job), "about": said, "packages": _packages_digest()}
     key = json_sha256(decides)[:12]
     agent = "".join(c if c.isalnum() else "-" for c in job.agent)
     return folder / f"{job.suite}.{agent}.{job.seed}.{key}.jsonl"
@@ -167,27 +213,57 @@ def _run_job(job: Job, about: dict[str, Any], arena: Arena, done: list[Judged], 
     path = partial_path(job, about, arena.partial)
     if arena.fresh:
         path.unlink(missing_ok=True)
-    kept = {r.task: r for r in ledger.read(path, Result.from_json)}
-    lost = sum((r.error or "").startswith(LOST) for r in kept.values())
+    kept = {result.task: (result, seen) for result, seen in ledger.read(path, _kept)}
+    lost = sum((result.error or "").startswith(LOST) for result, _ in kept.values())
     arena.strikes[job.suite, job.agent] += lost
-    judge, blank, seat = simulators.make(job.judge), blank_result(job, about), Seat(job, arena)
+    judge, blank, seat = simulators.make(job.judge), blank_result(job, about), Seat(job, about.get("track", ""), arena)
     try:
         for index, task in enumerate(tasks_of(job, arena.tasks)):
-            if earlier := kept.get(task.hash):
+            if task.hash in kept:
+                earlier, seen = kept[task.hash]
                 found = None if earlier.plan is None else score(task, earlier.plan, judge)
                 done.append((replace(earlier, index=index), found))
             elif arena.stopped.is_set():
                 return
             else:
-                run = Run(None, blank.error, 0.0, 0) if blank.error else seat.solve(index)
+                turn = _none(blank.error) if blank.error else seat.solve(index)
                 if arena.stopped.is_set():
                     return  # the run was cut short, whatever it says
-                done.append(judged(blank, index, task, run, judge))
-                if not (run.error or "").startswith("given up"):
-                    ledger.append(path, done[-1][0].to_json())
-            progress.step(f"{job.suite} {job.agent} seed {job.seed}", fresh=earlier is None)
+                done.append(_judged(blank, index, task, turn.run, judge))
+                seen = _watched(turn, seat.build, arena)
+                if not (turn.run.error or "").startswith("given up"):
+                    line = {"task": task.hash, "result": done[-1][0].to_json(), "watched": asdict(seen)}
+                    ledger.append(path, line)
+            arena.watched[job].add(seen)
+            progress.step(f"{job.suite} {job.agent} seed {job.seed}", fresh=task.hash not in kept)
     finally:
         seat.close()
+
+
+def _judged(blank: Result, index: int, task: Task, run: Run, judge: Simulator) -> Judged:
+    """The result of a run; a plan that cannot be judged is no plan."""
+    try:
+        return judged(blank, index, task, run, judge)
+    except (ShardGymError, ArithmeticError, MemoryError) as error:
+        return judged(blank, index, task, replace(run, plan=None, error=describe(error)), judge)
+
+
+def _watched(turn: Turn, build: float, arena: Arena) -> Watched:
+    if math.isnan(turn.cpu_seconds):  # nobody was asked
+        return Watched()
+    wall = turn.run.wall_seconds
+    return Watched(arena.nursery.isolation, build, wall, turn.cpu_seconds, turn.idle_seconds, runs=1)
+
+
+def _kept(line: bytes) -> tuple[Result, Watched]:
+    """A line of an unfinished job."""
+    told = json.loads(line)
+    return Result.from_json(told["result"]), Watched(**told["watched"])
+
+
+def _none(error: str, wall: float = 0.0) -> Turn:
+    """No plan, and why."""
+    return Turn(Run(None, error, wall, 0), math.nan, math.nan)
 
 
 @cache

@@ -8,6 +8,10 @@ a policy can be taken to other numbers of tables and devices. Unrolls are whole 
 With a planner that predicts, its predictions are what the policy sees, and stay as they are. With one that measures
 (`planner="fbgemm:cpu"`) a cost network of AutoShard's own learns along with the policy, Algorithm 1, and the two
 share their table representations; the reward is then the measured balance.
+
+Where tasks allow all kinds of sharding it scores the environment's actions in the place of devices: the LSTM is told,
+too, how the next table is sharded by now, and an action is the mean of the tables on the devices that it uses and, in
+the place of their predicted costs, what costs and memory become by it (`actions.told`).
 """
 
 from __future__ import annotations
@@ -27,13 +31,16 @@ from torch.nn import functional as F
 from shard_gym.envs.episodes import hashed
 from shard_gym.errors import InvalidTask
 from shard_gym.memory.usage import table_bytes
+from shard_gym.plan.feasibility import dead_end
 from shard_gym.plan.nodes import Options
 from shard_gym.plan.placing import one
 from shard_gym.plan.plan import Plan
 from shard_gym.simulators import FastSimulator, Simulator, single_costs
+from shard_gym.simulators.base import embedded
 from shard_gym.task.suites import Suite
 from shard_gym.task.task import Constraints, Task
 from shard_gym_agents.learners import rollouts
+from shard_gym_agents.learners.actions import Choose, best_plan, told
 from shard_gym_agents.learners.autoshard_actors import (
     STATE,
     TABLE,
@@ -61,9 +68,10 @@ from shard_gym_agents.learners.learner import (
     unpack,
 )
 from shard_gym_agents.learners.rollouts import ILLEGAL
+from shard_gym_agents.learners.trained import read_card
 from shard_gym_agents.solvers.solver import require_fast, require_number
 
-KIND = "autoshard"
+KIND, OF_KINDS = "autoshard", "autoshard-actions"  # of file
 KEPT = ("order", "suite", "planner", "seed", "updates", "config")
 
 
@@ -115,10 +123,14 @@ def vtrace(log_rho: Tensor, rewards: Tensor, values: Tensor, discounts: Tensor) 
     return targets, rho * (rewards + discounts * target_ahead - values)
 
 
-def loss_of(net: Net, played: Episodes, config: Config) -> tuple[Tensor, dict[str, float]]:
-    """Summed over steps, as in the IMPALA that the paper takes; and what to log."""
+def loss_of(net: Net, played: Episodes, config: Config, devices: int = 0) -> tuple[Tensor, dict[str, float]]:
+    """Loss, summed over steps as in the IMPALA that the paper takes, and what to log.
+
+    `devices` is told where actions are more than these.
+    """
     tables, states, _ = net.states(played.shown)
-    on = F.one_hot(played.actions, played.mask.shape[-1])[..., None] * tables[..., None, :]
+    actions = played.mask.shape[-1]
+    on = net.placed(played.actions, actions, devices or actions)[..., None] * tables[..., None, :]
     sums = torch.cumsum(on, 0) - on  # before the step
     scores = net.scores(states, sums, played.costs).masked_fill(played.mask == 0, ILLEGAL)
     log_policy, values, alive = F.log_softmax(scores, -1), net.values(states), played.alive
@@ -155,8 +167,10 @@ class Learner(SuiteLearner):
         self.scaling = rollouts.without(np.stack(suite.feature_scaling()), config.drop)
         self.measures = not isinstance(self.planner, FastSimulator)
         self._require_planner()
+        if suite.kinds and not config.cost_model:
+            raise InvalidTask(f"without a cost model AutoShard places whole tables: train it with one on {suite.key}")
         with self.seeded():
-            self.net, self.costs = Net(), self._cost_learner() if self.measures else None
+            self.net, self.costs = Net(suite.kinds != ()), self._cost_learner() if self.measures else None
         if self.costs:  # the representations are the cost network's
             self.net.table.load_state_dict(self.costs.net.table.state_dict())
         self.net.table.requires_grad_(not self.measures)
@@ -249,7 +263,7 @@ class Learner(SuiteLearner):
         return len(costs)
 
     def _update(self, episodes: Episodes) -> dict[str, float]:
-        loss, told = loss_of(self.net, episodes, self.config)
+        loss, told = loss_of(self.net, episodes, self.config, self.suite.num_devices)
         self.optimizer.zero_grad()
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.net.parameters(), self.config.clip)
@@ -284,7 +298,7 @@ class Learner(SuiteLearner):
         self.under_way = False
 
     def solver(self) -> AutoShard:
-        net = Net()
+        net = Net(self.net.kinds)
         net.load_state_dict(under(self._weights(), "net"))
         costs = under(self._weights(), "costs") if self.costs else None
         card = {**self.card(self.order), "updates": self.updates}
@@ -315,6 +329,10 @@ class AutoShard:
 
     @torch.inference_mode()
     def __call__(self, task: Task, planner: Simulator) -> Plan:
+        if self.net.kinds:
+            orders = dict.fromkeys((self.card["order"], "size"))
+            attempts = [(order, self._begin) for order in orders]
+            return best_plan(task, planner, self.net.scaling.numpy(), attempts)
         predicted = self._predicted(planner)
         asked = None if predicted is None else _Costs(task, predicted)
         by = asked.alone if asked and self.card["order"] == "cost" else table_bytes(task)
@@ -322,18 +340,34 @@ class AutoShard:
         shares = torch.arange(task.num_tables)[:, None] / task.num_tables
         shown = torch.cat([standardised(task, self.net.scaling.numpy())[order], shares], 1)
         tables, states, _ = self.net.states(shown[:, None])
-        scores, added = _Scores(self.net, states[:, 0]), tables[:, 0].numpy()
-        sums, costs = np.zeros((task.num_devices, TABLE), np.float32), np.zeros(task.num_devices, np.float32)
+        scores, added = _Scores(self.net, states[:, 0], task.num_devices), tables[:, 0].numpy()
+        placing, costs = asked.placing if asked else one(Options.of(task)), np.zeros(task.num_devices, np.float32)
+        placement = [-1] * task.num_tables
+        for step, table in enumerate(order.tolist()):
+            legal = placing.legal(table)[0]
+            if not legal.any():
+                raise dead_end(placing, table)
+            placement[table] = device = int(np.where(legal, scores(step), -np.inf).argmax())
+            placing.put(table, device)
+            changed = asked.tell(device, costs) if asked else device
+            scores.put(added[step], device, changed, costs)
+        return Plan(tuple(placement))
 
-        def choose(step: int, legal: np.ndarray) -> np.ndarray:
-            device = np.where(legal, scores(step, sums, costs), -np.inf).argmax(axis=1)
-            sums[device] += added[step]
-            if asked:
-                asked.take(int(order[step]), int(device[0]), costs)
-            return device
+    def _begin(self) -> Choose:
+        """Begin an episode of all kinds of sharding."""
+        sums, memory = None, None
 
-        placing = asked.placing if asked else one(Options.of(task))
-        return rollouts.roll_out(placing, order[None], choose, give_up=True).plan(task)
+        def choose(shown: Mapping[str, Tensor]) -> Tensor:
+            nonlocal sums, memory
+            devices, mask = shown["devices"].shape[1], shown["action_mask"] > 0
+            tables, states, memory = self.net.states(shown["table"][None], memory)
+            sums = torch.zeros(len(mask), devices, TABLE) if sums is None else sums
+            scores = self.net.scores(states[0], sums, told(shown)).masked_fill(~mask, ILLEGAL)
+            action = scores.argmax(1)
+            sums = sums + self.net.placed(action, mask.shape[1], devices)[..., None] * tables[0][:, None]
+            return action
+
+        return choose
 
     def samples(self, task: Task, planner: Simulator, count: int, seed: int = 0) -> np.ndarray:
         """Plans drawn from the policy, (count, N); a device that is full is taken only where all are."""
@@ -357,13 +391,14 @@ class AutoShard:
 
     def save(self, path: str | Path, **card: Any) -> None:
         tensors = self.net.state_dict() | {f"costs/{name}": value for name, value in (self.costs or {}).items()}
-        save_tensors(path, tensors, {**self.card, **card, "kind": KIND})
+        save_tensors(path, tensors, {**self.card, **card, "kind": OF_KINDS if self.net.kinds else KIND})
 
 
 def load(path: str | Path) -> AutoShard:
     """Read what `save` wrote."""
-    tensors, card = load_tensors(path, KIND)
-    net, costs = Net(), under(tensors, "costs")
+    kinds = read_card(Path(path)).get("kind") == OF_KINDS
+    tensors, card = load_tensors(path, OF_KINDS if kinds else KIND)
+    net, costs = Net(kinds), under(tensors, "costs")
     with holds(path, "AutoShard's network"):
         net.load_state_dict({name: value for name, value in tensors.items() if not name.startswith("costs/")})
         if costs:
@@ -378,22 +413,32 @@ class _Scores:
     and a state times an action is as well the weights times the state.
     """
 
-    def __init__(self, net: Net, states: Tensor) -> None:
+    def __init__(self, net: Net, states: Tensor, devices: int) -> None:
         first, self.cost = _arrays(net.first), _arrays(net.cost)
         weight, bias = first
         self.here = states.numpy() @ weight[:STATE] + bias  # (N, 128)
         self.alone, self.times = weight[STATE : 2 * STATE], weight[2 * STATE :]  # (64, 128)
         self.states = states.numpy()[..., None]  # (N, 64, 1)
-        self.layers = [_arrays(layer) for layer in net.policy if isinstance(layer, nn.Linear)]
+        layers = [_arrays(layer) for layer in net.policy if isinstance(layer, nn.Linear)]
+        # whole arrays of zeros and of biases: numpy takes three times as long where it has to repeat them
+        self.layers = [(np.zeros((devices, len(w)), w.dtype), w, np.repeat(b[None], devices, 0)) for w, b in layers]
+        self.actions = np.zeros((devices, STATE), np.float32)  # sums of tables, then what costs are shown as
+        self.actions[:, TABLE:] = self.cost[1]
 
-    def __call__(self, step: int, sums: np.ndarray, costs: np.ndarray) -> np.ndarray:
-        """Scores of devices (K,), from their tables (K, 32) and their costs (K,)."""
+    def put(self, table: np.ndarray, device: int, changed: int | slice, costs: np.ndarray) -> None:
+        """Add a table's representation, (32,), to a device; costs (K,) of what changed are shown anew."""
         weight, bias = self.cost
-        actions = np.concatenate([sums, costs[:, None] * weight + bias], axis=1)
-        hidden = actions @ (self.alone + self.states[step] * self.times)
+        self.actions[device, :TABLE] += table
+        self.actions[changed, TABLE:] = costs[changed, None] * weight + bias
+
+    def __call__(self, step: int) -> np.ndarray:
+        """Scores of devices (K,)."""
+        mixed = self.states[step] * self.times
+        mixed += self.alone
+        hidden = self.actions @ mixed
         hidden += self.here[step]
-        for weight, bias in self.layers:
-            hidden = np.maximum(hidden, 0, out=hidden) @ weight
+        for zeros, weight, bias in self.layers:
+            hidden = np.maximum(hidden, zeros, out=hidden) @ weight
             hidden += bias
         return hidden[:, 0]
 
@@ -407,9 +452,9 @@ class _Costs:
     """Predicted costs while tables are placed, as the environment shows them."""
 
     def __init__(self, task: Task, planner: FastSimulator) -> None:
-        self.task, self.planner, self.tables = task, planner, planner.embed(task)
+        self.task, self.planner, self.tables = task, planner, embedded(planner, task)
         self.placing = one(Options.of(task, self.tables), track=True)
-        self.alone = single_costs(_Embedded(planner, self.tables), task)
+        self.alone = single_costs(planner, task)
         require_number(float(self.alone.sum()), planner)
         self.scale = task.num_devices / max(float(self.alone.sum()), 1e-12)
         self.one = None  # a device for itself, where devices are alike and do not touch
@@ -418,23 +463,12 @@ class _Costs:
                 task, memory=task.memory[:1], speed=task.speed[:1], links=None, constraints=Constraints()
             )
 
-    def take(self, table: int, device: int, costs: np.ndarray) -> None:
-        """Bring `costs` (K,), over an even share, up to date with one more table on a device."""
+    def tell(self, device: int, costs: np.ndarray) -> int | slice:
+        """Bring `costs` (K,), over an even share, up to date after a device took a table; those that changed."""
+        sums, changed = self.placing.sums[0], slice(None) if self.one is None else device
         if self.one is None:
-            sums = self.placing.sums[0].copy()
-            sums[device] += self.tables[table]
-            costs[:] = self.planner.decode(self.task, sums).cost(self.task.objective) * self.scale
+            costs[:] = self.planner.cost(self.task, sums) * self.scale
         else:
-            shard = self.placing.sums[0, device, None] + self.tables[table]
-            costs[device] = self.planner.decode(self.one, shard).compute[0] * self.scale
+            costs[device] = self.planner.cost(self.one, sums[device, None])[0] * self.scale
         require_number(float(costs[device]), self.planner)
-
-
-class _Embedded(FastSimulator):
-    """A planner whose answer about a task's tables is known: with many tables it takes as long as the policy."""
-
-    def __init__(self, planner: FastSimulator, tables: np.ndarray) -> None:
-        self.id, self.decode, self.tables = planner.id, planner.decode, tables  # type: ignore[method-assign]
-
-    def embed(self, task: Task) -> np.ndarray:
-        return self.tables
+        return changed

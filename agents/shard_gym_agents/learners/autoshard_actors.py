@@ -8,7 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from hashlib import sha256
@@ -24,8 +24,11 @@ from shard_gym import simulators
 from shard_gym.envs.bank import Bank
 from shard_gym.envs.env import ShardingEnv
 from shard_gym.envs.episodes import hashed
+from shard_gym.envs.kinds import EXTRA
 from shard_gym.envs.vector_env import ShardingVectorEnv
 from shard_gym.errors import ShardGymError
+from shard_gym.plan.forms import beyond_columns
+from shard_gym.records.processes import end_with_parent
 from shard_gym.simulators import FastSimulator, Latency
 from shard_gym.simulators.base import Counted
 from shard_gym.simulators.networks import on_grid
@@ -33,6 +36,7 @@ from shard_gym.tables.pool import FEATURES
 from shard_gym.task.suites import Suite
 from shard_gym.task.task import Task
 from shard_gym_agents.learners import rollouts
+from shard_gym_agents.learners.actions import TOLD, reach_of, told
 from shard_gym_agents.learners.learner import descend, episode_seeds, mlp, under
 from shard_gym_agents.learners.rollouts import ILLEGAL
 from shard_gym_agents.solvers.solver import require_fast
@@ -42,14 +46,19 @@ TABLE, STATE = 32, 64
 
 
 class Net(nn.Module):
-    """The policy-value network, of any number of tables and devices; T steps of B episodes on K devices."""
+    """The policy-value network, of any number of tables and devices; T steps of B episodes on K devices.
+
+    Where tasks allow all kinds of sharding (`kinds`) it scores actions in the place of devices: it is told how the next
+    table is sharded by now, and of each action what `actions.told` says in the place of a device's cost.
+    """
 
     scaling: Tensor  # mean and deviation of the features it was trained on, (2, 21); kept with the weights
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: bool = False) -> None:
         super().__init__()
-        self.table = mlp(len(FEATURES), 128, TABLE)
-        self.share, self.cost = nn.Linear(1, STATE - TABLE), nn.Linear(1, STATE - TABLE)
+        self.kinds, self.table = kinds, mlp(len(FEATURES), 128, TABLE)
+        self.share = nn.Linear(1 + EXTRA if kinds else 1, STATE - TABLE)
+        self.cost = nn.Linear(len(TOLD) if kinds else 1, STATE - TABLE)
         self.lstm = nn.LSTM(STATE, STATE, num_layers=2)
         self.first, hidden = nn.Linear(3 * STATE, 128), mlp(128, 128, 64, 1)
         self.policy, self.worth = nn.Sequential(nn.ReLU(), *hidden), mlp(STATE, 64, 1)
@@ -62,18 +71,30 @@ class Net(nn.Module):
 
     def states(self, shown: Tensor, memory: Any = None) -> tuple[Tensor, Tensor, Any]:
         """Tables (T, B, 32), states (T, B, 64) and what the LSTM keeps, from features and share placed (T, B, 22)."""
-        tables = self.table(shown[..., :-1])
-        states, memory = self.lstm(torch.cat([tables, self.share(shown[..., -1:])], -1), memory)
+        tables = self.table(shown[..., : len(FEATURES)])
+        states, memory = self.lstm(torch.cat([tables, self.share(shown[..., len(FEATURES) :])], -1), memory)
         return tables, states, memory
 
     def scores(self, states: Tensor, sums: Tensor, costs: Tensor) -> Tensor:
-        """Scores of devices (..., K), from states (..., 64), sums of tables (..., K, 32) and costs (..., K)."""
-        actions = torch.cat([sums, self.cost(costs[..., None])], -1)
+        """Scores of devices (..., K), from states (..., 64), sums of tables (..., K, 32) and costs (..., K).
+
+        With kinds of actions (..., A), from sums on devices, too, and what is told of actions (..., A, 12).
+        """
+        if self.kinds:
+            used = reach_of(costs.shape[-2], sums.shape[-2], str(sums.device)).used
+            sums = (used / used.sum(1, keepdim=True)) @ sums  # the mean of devices that actions use
+        actions = torch.cat([sums, self.cost(costs if self.kinds else costs[..., None])], -1)
         # the first layer on [state, action, state * action]; a state's part is the same for all devices
         weight = self.first.weight
         here = F.linear(states, weight[:, :STATE], self.first.bias)
         both = torch.cat([actions, states[..., None, :] * actions], -1)
         return self.policy(F.linear(both, weight[:, STATE:]) + here[..., None, :])[..., 0]
+
+    def placed(self, actions: Tensor, count: int, devices: int) -> Tensor:
+        """Shares of each step's table that go to devices, (..., K), by actions (...), one of so many."""
+        if self.kinds:
+            return reach_of(count, devices, str(actions.device)).placed[actions]
+        return F.one_hot(actions, devices)
 
     def values(self, states: Tensor) -> Tensor:
         """The reward still to come, (...)."""
@@ -193,9 +214,9 @@ def standardised(task: Task, scaling: np.ndarray) -> Tensor:
 class Episodes:
     """Whole episodes as they were played; steps past the end of shorter ones have `alive` 0."""
 
-    shown: Tensor  # (T, B, 22)
-    costs: Tensor  # (T, B, K)
-    mask: Tensor  # (T, B, K) 1 where the table fits
+    shown: Tensor  # (T, B, 22); 27 with kinds
+    costs: Tensor  # (T, B, K); what is told of actions, (T, B, A, 12), with kinds
+    mask: Tensor  # (T, B, K) 1 where the table fits; (T, B, A) with kinds
     actions: Tensor  # (T, B)
     log_probs: Tensor  # (T, B) by the actors
     rewards: Tensor  # (T, B)
@@ -234,9 +255,14 @@ class Stage:
     reward: str | None
     own_costs: bool = False  # costs come from AutoShard's own network, whose weights are sent too
 
+    @property
+    def kinds(self) -> bool:
+        """True if tasks allow all kinds of sharding."""
+        return beyond_columns(self.tasks[0])
+
     def env(self, simulator: Any) -> ShardingEnv:
         bank = Bank(self.tasks, (self.scaling[0], self.scaling[1]), self.suite)
-        shows = "full" if self.shows_costs else "table"
+        shows = ("ahead" if self.kinds else "full") if self.shows_costs else "table"
         told = {"reward": self.reward, "order": self.order, "simulator": simulator, "info": "full"}
         return ShardingEnv(bank, observation=shows, **told)
 
@@ -276,7 +302,7 @@ class Actor:
         self, stage: Stage, num_envs: int, device: str | torch.device = "cpu", simulator: FastSimulator | None = None
     ) -> None:
         self.stage, self.num_envs, self.device = stage, num_envs, torch.device(device)
-        self.net = Net().to(self.device)
+        self.net = Net(stage.kinds).to(self.device)
         self.index = {task.hash: i for i, task in enumerate(stage.tasks)}
         if simulator is None and stage.suite and not stage.own_costs:
             simulator = require_fast(simulators.make(stage.suite.planner))
@@ -303,16 +329,18 @@ class Actor:
         shown, _ = envs.reset(seed=episode_seeds(seed, 0, self.num_envs))
         alive, memory, steps = np.ones(self.num_envs, bool), None, []
         plans: list[Any] = [None] * self.num_envs
-        sums = torch.zeros(self.num_envs, envs.num_actions, TABLE, device=self.device)
+        sums = torch.zeros(self.num_envs, envs.env.num_devices, TABLE, device=self.device)
         on_device = partial(torch.as_tensor, dtype=torch.float32, device=self.device)
         while alive.any():
-            row, costs = (shown["table"], shown["devices"][..., COST]) if self.stage.shows_costs else (shown, None)
-            seen, mask = on_device(row), on_device(envs.action_masks())
-            cost = torch.zeros_like(mask) if costs is None else on_device(costs)
+            mask = on_device(envs.action_masks())
+            seen, cost = self._told(shown, mask, on_device)
             tables, states, memory = net.states(seen[None], memory)
             log_policy = F.log_softmax(net.scores(states[0], sums, cost).masked_fill(mask == 0, ILLEGAL), -1)
             action = torch.multinomial(log_policy.exp(), 1, generator=generator)
-            sums.scatter_add_(1, action[..., None].expand(-1, 1, TABLE), tables[0][:, None])
+            if net.kinds:
+                sums += net.placed(action[:, 0], mask.shape[1], sums.shape[1])[..., None] * tables[0][:, None]
+            else:
+                sums.scatter_add_(1, action[..., None].expand(-1, 1, TABLE), tables[0][:, None])
             shown, reward, over, _, told = envs.step(action[:, 0].cpu().numpy())
             for i in np.flatnonzero(over & alive).tolist():
                 plans[i] = (self.index[told["task"][i]], np.array(told["plan"][i].device))
@@ -320,6 +348,14 @@ class Actor:
             steps.append((seen, cost, mask, action[:, 0], log_prob, on_device(reward) * live, live))
             alive &= ~over
         return Episodes(*(torch.stack(column) for column in zip(*steps, strict=True))), plans
+
+    def _told(self, shown: Any, mask: Tensor, on_device: Callable[[Any], Tensor]) -> tuple[Tensor, Tensor]:
+        """The rows of next tables, and costs, or what is told of actions."""
+        if not self.stage.shows_costs:
+            return on_device(shown), torch.zeros_like(mask)
+        if self.stage.kinds:
+            return on_device(shown["table"]), told({name: on_device(column) for name, column in shown.items()})
+        return on_device(shown["table"]), on_device(shown["devices"][..., COST])
 
 
 class Here:
@@ -378,6 +414,7 @@ class Processes:
 
 def serve(pipe: Connection, stage: Stage, num_envs: int) -> None:
     """An actor's process: orders in, episodes out, until the learner is gone."""
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's to handle
     torch.set_num_threads(1)
     try:

@@ -56,7 +56,7 @@ class Config:
 class Learner(SuiteLearner):
     """Plans are made in the first iteration, and learnt from in all."""
 
-    splits = False
+    splits = kinds = False  # a demonstration is a device for each table
 
     def __init__(self, suite: Suite, config: Config, seed: int, device: str = "cpu") -> None:
         super().__init__(suite, config, seed, device)

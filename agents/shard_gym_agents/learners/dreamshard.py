@@ -47,6 +47,7 @@ from shard_gym_agents.learners.learner import (
 from shard_gym_agents.learners.rollouts import ILLEGAL, Rollout, TaskTensors
 
 LOUD = 10.0  # costs of 1 as the policy sees them: differences between nearly full devices have to show
+FARTHEST = float(np.finfo(np.float32).max)  # limit of features where none is known
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,8 @@ class Nets(nn.Module):
     def __init__(self, scaling: np.ndarray, costs_shown: bool = True, limits: np.ndarray | None = None) -> None:
         super().__init__()
         self.cost, self.policy = CostNet(), PolicyNet(costs_shown)
-        limits = np.array([[-np.inf], [np.inf]]).repeat(len(FEATURES), axis=1) if limits is None else limits
+        if limits is None:
+            limits = np.array([[-FARTHEST], [FARTHEST]]).repeat(len(FEATURES), axis=1)
         self.register_buffer("scaling", torch.from_numpy(scaling))
         self.register_buffer("limits", torch.from_numpy(limits))
 

@@ -33,14 +33,17 @@ class SuiteLearner:
     Each adds `iterate`, `solver`, and the networks and optimizers in `parts`, by the names that files know them by.
     """
 
-    splits: ClassVar[bool] = True  # it can be trained on suites whose actions halve tables, or are of more kinds
+    splits: ClassVar[bool] = True  # it can be trained on suites whose actions halve tables
+    kinds: ClassVar[bool] = True  # and on those of all kinds of sharding
 
     def __init__(self, suite: Suite, config: Any, seed: int, device: str = "cpu", planner: str = "") -> None:
         if not self.splits and suite.split_action:
             raise InvalidTask(f"this learner does not split tables: train on {suite.frozen_as}, not {suite.key}")
-        if not self.splits and suite.kinds:
-            why = "this learner places whole tables in the environment"
-            raise InvalidTask(f"{why}: train dreamshard-planner on {suite.key}, which chooses among all kinds")
+        if not self.kinds and suite.kinds:
+            others = "train dreamshard-planner, maskable-ppo or autoshard"
+            raise InvalidTask(
+                f"this learner places whole tables: {others} on {suite.key}, which choose among all kinds"
+            )
         self.suite, self.config, self.seed, self.device = suite, config, seed, device
         self.tasks, self.planner = suite.tasks("train"), counted(simulators.make(planner or suite.planner))
         self.iteration = 0
@@ -194,6 +197,8 @@ def load_tensors(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[s
         raise CorruptFile(f"{path} holds a {card.get('kind')}, expected a {kind}")
     if card.get("features") != list(FEATURES):
         raise CorruptFile(f"{path} expects features {card.get('features')}, here they are {list(FEATURES)}")
+    if odd := [name for name, array in arrays.items() if array.dtype.kind == "f" and not np.isfinite(array).all()]:
+        raise CorruptFile(f"{path}: {odd[0]!r} holds a number that is none")
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     return {name: t.float() if t.dtype == torch.float16 else t for name, t in tensors.items()}, card
 

@@ -64,6 +64,8 @@ class Menu:
         tasks = [search.task for search in searches]
         if not all(decoded_alike(tasks[0], task) for task in tasks):
             raise InvalidTask("these tasks differ in speed, links, batch or objective: train on one kind of hardware")
+        if any(task.constraints.max_moves is not None for task in tasks):
+            raise InvalidTask("a policy over options does not count moves: with max_moves take auto or local-search")
         each = [_columns(search, planner, scaling, int(a)) for search, a in zip(searches, attempts, strict=True)]
         vectors = [one.pop("vector") for one in each]
         starts = np.cumsum([0, *map(len, vectors)])

@@ -4,6 +4,8 @@
 `ppo_policy`). With `residual` it begins as cost-greedy with some noise, and learns where to deviate from it; without,
 it begins at random. "ppo" meets full devices by their penalty only, "maskable" never takes one that is full; as
 solvers both keep to the mask. "recurrent" and "memoryless" see the observation "table", tables by size, and no devices.
+Where tasks allow all kinds of sharding, "ppo" and "maskable" score actions alike (see `action_policy`), dearest tables
+first, and begin near a greedy of ours; the other two are refused.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ from shard_gym.envs.bank import Bank
 from shard_gym.envs.env import ShardingEnv
 from shard_gym.errors import InvalidTask, MissingDependency, UnknownName
 from shard_gym.task.suites import Suite
+from shard_gym_agents.learners.action_policy import ActionNet, ActionPolicy
 from shard_gym_agents.learners.learner import SuiteLearner, to_a_tenth
 from shard_gym_agents.learners.ppo_policy import DeviceNet, DevicePolicy, TableNet, TablePolicy, load
 
 __all__ = ["Config", "Learner", "load"]
 
 ALGORITHMS = ("ppo", "maskable", "recurrent", "memoryless")
+STEPS_OF_KINDS = 3  # an iteration, for each table: changes and pieces take steps; episodes are cut there
 LOSSES = ("policy_gradient_loss", "value_loss", "entropy_loss", "approx_kl", "clip_fraction")  # as SB3 logs them
 
 
@@ -72,27 +76,34 @@ class Learner(SuiteLearner):
     def __init__(self, suite: Suite, config: Config, seed: int, device: str = "cpu") -> None:
         from shard_gym_agents.learners.sb3_vec import ShardingVecEnv
 
+        if suite.kinds and not config.sees_devices:
+            why = f"{config.algorithm} PPO places whole tables, on devices that it does not see"
+            raise InvalidTask(f"{why}: train maskable-ppo on {suite.key}, which chooses among all kinds")
         super().__init__(suite, config, seed, device)
         self.scaling = np.stack(suite.feature_scaling())
         bank = Bank(self.tasks, suite.feature_scaling(), suite)
-        shows, order = ("ahead", None) if config.sees_devices else ("table", "size")
+        shows, order = ("ahead", "cost" if suite.kinds else None) if config.sees_devices else ("table", "size")
         env = ShardingEnv(bank, observation=shows, reward=config.reward, order=order, simulator=self.planner)
         self.order, self.envs = env.order, ShardingVecEnv(env, config.num_envs)
         with self.seeded():
-            net = self._device_net().to(device) if config.sees_devices else None
+            net = self._new_net().to(device) if config.sees_devices else None
             self.model = self._model(net)
         self.net: nn.Module = net or self.model.policy
         self.parts = {"net": self.net, "optimizer": self.model.policy.optimizer}
 
-    def _device_net(self) -> DeviceNet:
+    def _new_net(self) -> DeviceNet | ActionNet:
+        """The network that sees devices, or actions of all kinds of sharding."""
         c, loads = self.config, self.envs.observation_space["devices"].shape[1] - 4  # type: ignore[index]
+        if self.suite.kinds:
+            return ActionNet(self.scaling, c.hidden, c.residual, c.sharpness)
         return DeviceNet(self.scaling, loads, c.hidden, c.residual, c.sharpness)
 
-    def _model(self, net: DeviceNet | None) -> Any:
+    def _model(self, net: DeviceNet | ActionNet | None) -> Any:
         """SB3's algorithm, ready to learn; `net` is for those that see the devices, others make their own."""
         from stable_baselines3.common.logger import Logger
 
         c, steps, algorithm = self.config, self.envs.env.env.most_nodes, _algorithm(self.config.algorithm)
+        steps *= STEPS_OF_KINDS if self.suite.kinds else 1
         policy, settings = "MultiInputPolicy", {"features_extractor_class": _Scored, "ortho_init": False}
         settings |= {"features_extractor_kwargs": {"net": net}, "net_arch": []}
         if net is None:
@@ -136,10 +147,12 @@ class Learner(SuiteLearner):
         returns = [episode["r"] for episode in self.model.ep_info_buffer]
         calls = self.planner.calls - calls
         steps = self.model.num_timesteps
-        return {**told, "return": sum(returns) / len(returns), "steps": steps, "simulator_calls": calls}
+        return {**told, "return": sum(returns) / max(len(returns), 1), "steps": steps, "simulator_calls": calls}
 
-    def solver(self) -> DevicePolicy | TablePolicy:
+    def solver(self) -> DevicePolicy | ActionPolicy | TablePolicy:
         card = self.card(self.order)
+        if isinstance(self.net, ActionNet):
+            return ActionPolicy(copy.deepcopy(self.net).cpu(), card)
         if isinstance(self.net, DeviceNet):
             return DevicePolicy(copy.deepcopy(self.net).cpu(), card)
         recurrent, devices = self.config.algorithm == "recurrent", self.envs.env.num_actions
@@ -159,9 +172,9 @@ def _algorithm(name: str) -> Any:
 
 
 class _Scored(nn.Module):
-    """The whole network as what SB3 calls a features extractor: scores, and the value last, (B, K + 1)."""
+    """The whole network as what SB3 calls a features extractor: scores, and the value last, (B, A + 1)."""
 
-    def __init__(self, observation_space: Any, net: DeviceNet) -> None:
+    def __init__(self, observation_space: Any, net: DeviceNet | ActionNet) -> None:
         super().__init__()
         self.features_dim, self.net = observation_space["action_mask"].shape[0] + 1, net
 

@@ -22,17 +22,18 @@ from shard_gym.plan.nodes import Options
 from shard_gym.plan.placing import Placing, one
 from shard_gym.plan.plan import Plan
 from shard_gym.simulators import FastSimulator, Simulator
-from shard_gym.simulators.base import costs_with
+from shard_gym.simulators.single import costs_with
 from shard_gym.tables.pool import FEATURES
 from shard_gym.task.task import Task
 from shard_gym_agents.learners import rollouts
+from shard_gym_agents.learners.action_policy import CARD, ActionPolicy
+from shard_gym_agents.learners.action_policy import KIND as ACTIONS
 from shard_gym_agents.learners.learner import holds, load_tensors, num_weights, save_tensors
 from shard_gym_agents.learners.rollouts import Choose, Rollout
 from shard_gym_agents.learners.trained import read_card
 from shard_gym_agents.solvers.solver import require_fast, require_number, task_rng
 
 TABLE = "ppo-table"  # the kind of file of a `TablePolicy`; that of a `DevicePolicy` is who trained it
-CARD = ("order", "suite", "planner", "seed", "config")  # what a card tells
 ROW = len(FEATURES) + 1  # the "table" observation
 DEVICE = 9  # what is told of each device, beside its load by the simulator's measures
 KNOWN = (0, 3, ROW - 1)  # of the row, what scores see: dim, size, share placed; the value sees all of it
@@ -300,6 +301,9 @@ class TablePolicy:
             return cls(net, {name: card[name] for name in CARD})
 
 
-def load(path: str | Path) -> DevicePolicy | TablePolicy:
+def load(path: str | Path) -> DevicePolicy | ActionPolicy | TablePolicy:
     """A trained policy, of whichever algorithm."""
-    return TablePolicy.load(path) if read_card(Path(path)).get("kind") == TABLE else DevicePolicy.load(path)
+    kind = read_card(Path(path)).get("kind")
+    if kind == TABLE:
+        return TablePolicy.load(path)
+    return ActionPolicy.load(path) if kind == ACTIONS else DevicePolicy.load(path)

@@ -20,6 +20,7 @@ import numpy as np
 from shard_gym import simulators
 from shard_gym.errors import InfeasibleTask, InvalidTask, ShardGymError
 from shard_gym.records.files import write_whole
+from shard_gym.records.locks import held
 from shard_gym.results.evaluate import score
 from shard_gym.task.suites import Suite
 from shard_gym_agents.learners import LEARNERS
@@ -82,8 +83,12 @@ class Validation:
 
 def train(learner: SuiteLearner, out: Path, schedule: Schedule, command: str = "") -> Tally:
     """Train until the iterations are done or validation gets no better; goes on where `out` left off."""
-    run = _Run(learner, out, schedule, command)
-    progress = run.resume()
+    with held(out):
+        return _trained(_Run(learner, out, schedule, command))
+
+
+def _trained(run: _Run) -> Tally:
+    learner, schedule, progress = run.learner, run.schedule, run.resume()
     validate = Validation(learner.suite)
     try:
         while progress.iteration < schedule.iterations and progress.bad < schedule.patience:

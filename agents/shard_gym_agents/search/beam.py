@@ -20,10 +20,11 @@ from shard_gym.plan.plan import Plan
 from shard_gym.simulators import Simulator
 from shard_gym.task.task import Task
 from shard_gym_agents.search.beam_kinds import beam_plan
-from shard_gym_agents.search.greedy import LIMITS, Found, best_under_limits, in_use, no_plan, starts
+from shard_gym_agents.search.greedy import LIMITS, Found, best_under_limits, no_plan
 from shard_gym_agents.search.kinds import Search
 from shard_gym_agents.search.local_search import descend, search
 from shard_gym_agents.search.repair import feasible
+from shard_gym_agents.search.seeds import in_use, starts
 from shard_gym_agents.search.state import Board, Budget, Costs, State
 from shard_gym_agents.solvers.solver import Progress, of_columns, others_named, require_fast, task_rng
 
@@ -60,7 +61,7 @@ class Beam:
             return beam_plan(found, self.width, BEAM_SHARE, task_rng(self.seed, task))
         costs, rng = Costs(task, require_fast(planner)), task_rng(self.seed, task)
         board = Board(task, costs, splits=True)
-        best = feasible(board, starts(board, budget.worth_seconds), budget, rng)
+        best = feasible(board, starts(board, budget), budget, rng)
         try:
             for better in self._better(best, budget, rng):
                 best = better

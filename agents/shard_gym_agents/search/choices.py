@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from shard_gym.errors import InvalidTask
 from shard_gym.memory.shards import Shards
 from shard_gym.plan.forms import DEVICE, HOST, KINDS_OF, Forms
 from shard_gym.plan.plan import Plan
-from shard_gym.plan.rules import Rules
+from shard_gym.plan.rules import Rules, on_one_device
 from shard_gym.plan.violations import rooms
 from shard_gym.task.task import Task
 
@@ -54,8 +54,6 @@ class Choices:
     """The fixed part of a search: options of each item, which is a table or those that must be together."""
 
     def __init__(self, task: Task, embed: Callable[[Shards], np.ndarray]) -> None:
-        if task.constraints.max_moves is not None:
-            raise InvalidTask("max_moves is for whole tables on single devices: a task of more kinds has no moves")
         self.task, self.rules = task, Rules.of(task)
         self.forms = Forms.of(task, embed)
         self.items = np.flatnonzero(self.rules.leads)
@@ -65,16 +63,29 @@ class Choices:
         self.room = np.stack(rooms(task)).astype(np.float64)[:resources]
         self.may = self.forms.may.copy()
         self.loose = (self.rules.allowed.all(axis=1) & (self.rules.rival < 0))[:-1]  # may go to any device
+        self.loose &= self.rules.away is None
         if self.rules.binding:
             self._bind()
         self.at = [slice(a, b) for a, b in zip(self.forms.first[:-1], self.forms.first[1:], strict=True)]
 
+    @cached_property
+    def kept(self) -> np.ndarray:
+        """Bytes kept for an item that is not placed, on the device where it must, or may always, be, (N, Q, K)."""
+        rules, n = self.rules, self.task.num_tables
+        kept = np.zeros((n, *self.room.shape))
+        if rules.away is not None:
+            whole = self.forms.first[:-1, None] + np.arange(len(self.forms.residences))
+            size = np.where(self.may[whole, DEVICE], self.size[:, whole, DEVICE, 0], np.inf).min(axis=2)  # (Q, N)
+            items = self.items[np.isfinite(size[0, self.items])]
+            kept[items, :, rules.home[items]] = size[:, items].T
+        return kept
+
     def _bind(self) -> None:
         """Keep tables whose device is constrained whole on one; those together are the first one's forms."""
-        forms, c = self.forms, self.task.constraints
-        held = [*(t for t, _ in c.pin), *(t for group in (*c.together, *c.apart) for t in group)]
-        self.may[np.isin(forms.table, held) & (forms.level > 0)] = False
-        self.may[np.isin(forms.table, held), 1:] = False
+        forms = self.forms
+        held = on_one_device(self.task)[forms.table]
+        self.may[held & (forms.level > 0)] = False
+        self.may[held, 1:] = False
         for mine, leader in self._led():
             self.size[:, leader] += self.size[:, mine]
             self.may[leader] &= self.may[mine]
@@ -123,19 +134,6 @@ class Choices:
         """The plan that these options make."""
         return self.forms.plan(self.all_chosen(chosen))
 
-    def options(self, plan: Plan) -> dict[int, Option]:
-        """The options of a plan's items that are whole, or in equal pieces, in the memory of single devices."""
-        source, _, dim = self.task.pieces(plan.splits)
-        table, width, device = np.array(source), np.array(dim), np.array(plan.device)
-        found, in_memory = {}, [name for name, _ in self.forms.residences].index("hbm")
-        for item in self.items.tolist():
-            mine = table == item
-            level = int(mine.sum()).bit_length() - 1
-            form = int(self.forms.first[item]) + level * len(self.forms.residences) + in_memory
-            if len(set(width[mine].tolist())) == 1 and self.may[form, DEVICE]:
-                found[item] = Option(0.0, form, DEVICE, tuple(sorted(device[mine].tolist())))
-        return found
-
     def times(self, option: Option) -> np.ndarray:
         """Pieces that an option puts on each device, (K,)."""
         k = self.task.num_devices
@@ -144,9 +142,12 @@ class Choices:
 
     def rows(self, item: int, option: Option) -> np.ndarray:
         """Rows that an item adds to the sums of devices, exact, (K, H)."""
-        forms, lead = self.forms, self.forms.first[item]
-        group = np.flatnonzero(self.rules.leader[:-1] == item)
-        rows = forms.vector[forms.first[group] + option.form - lead][:, forms.column[option.choice]].sum(axis=0)
+        forms = self.forms
+        rows: np.ndarray = forms.vector[option.form, forms.column[option.choice]]
+        if self.rules.binding:
+            group = np.flatnonzero(self.rules.leader[:-1] == item)
+            same = forms.first[group] + option.form - forms.first[item]
+            rows = forms.vector[same][:, forms.column[option.choice]].sum(axis=0)
         return rows * self.times(option)[:, None]
 
     def sums(self, chosen: dict[int, Option]) -> np.ndarray:

@@ -228,7 +228,7 @@ class _OfKinds:
         for loads in map(search.choices.loads, self.planner.averages(self.task)):
             model.at_least_the_mean(longest, loads / unit)
         if not floors:
-            model.at_least(longest, search.loads / unit, search.offset / unit)
+            model.at_least(longest, search.loads / unit, search.offset.sum(axis=0) / unit)
         self.words += f", by {'what costs are no less than' if floors else 'what shards add near the best plan so far'}"
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,15 +13,13 @@ from shard_gym.plan.feasibility import disproof
 from shard_gym.plan.nodes import Options
 from shard_gym.plan.placing import Placing
 from shard_gym.plan.plan import Plan, check
-from shard_gym.plan.violations import broken_constraints, violations
+from shard_gym.plan.violations import broken_constraints
 from shard_gym.task.task import Task
-from shard_gym_agents.search.mend import mended
-from shard_gym_agents.search.state import Board, Budget, Costs
-from shard_gym_agents.solvers.greedy import COSTS, CostGreedy, Greedy
+from shard_gym_agents.search.rounds import MANY, Rounds
+from shard_gym_agents.search.state import Board, Budget, Costs, Pace
 from shard_gym_agents.solvers.solver import require_number
 
 LIMITS = (1.02, 1.05, 1.1, 1.2, 1.35, np.inf)
-SHARDS_A_SECOND = 10**7  # asked about by cost-greedy in a third of the time, about
 AT_ONCE = 2**12  # shards of variants that are placed together, at most, between two looks at the budget
 
 
@@ -51,13 +48,15 @@ class Found:
     device: np.ndarray  # (P,)
 
 
-def place(board: Board, nodes: np.ndarray, limits: np.ndarray | None = None) -> Placed:
+def place(board: Board, nodes: np.ndarray, limits: np.ndarray | None = None, pace: Pace | None = None) -> Placed:
     """Each variant's pieces in turn, (V, P) nodes, each to the device that computes least so far and has room.
 
     `limits` (V,) is the most columns that a device may hold. Where no device qualifies, a piece goes where most bytes
-    are free.
+    are free. `pace` is told of the pieces that are placed.
     """
     count, k = len(nodes), board.task.num_devices
+    if k >= MANY and not board.rules.binding:
+        return _place_in_rounds(board, nodes, np.full(count, np.inf) if limits is None else limits, pace)
     table = np.append(np.where(board.nodes.level == 0, board.nodes.table, -1), -1)
     options = Options.of_pieces(board.task, board.size, table, board.embedding, board.rules)
     placing = Placing(options, count, track=True)
@@ -77,32 +76,49 @@ def place(board: Board, nodes: np.ndarray, limits: np.ndarray | None = None) -> 
         placing.place(node, chosen)
         dims[each, chosen] += board.dim[node]
         cost[each, chosen] = board.costs.compute(sums[each, chosen], chosen)
+        if pace is not None:
+            pace.step(count)
+    return Placed(nodes, device, sums, feasible)
+
+
+def _place_in_rounds(board: Board, nodes: np.ndarray, limits: np.ndarray, pace: Pace | None) -> Placed:
+    """The same of one variant after another, many pieces at once; what stands for no piece is left out."""
+    device = np.zeros(nodes.shape, np.int64)
+    sums = np.zeros((len(nodes), board.task.num_devices, board.embedding.shape[1]))
+    feasible = np.ones(len(nodes), bool)
+    for i, limit in enumerate(limits.tolist()):
+        rounds, real = Rounds(board, sums[i], limit), nodes[i] != board.none
+        device[i, real], feasible[i] = rounds.deal(nodes[i, real], pace), rounds.feasible
     return Placed(nodes, device, sums, feasible)
 
 
 def best_under_limits(
-    board: Board, pieces: list[np.ndarray], limits: Sequence[float], budget: Budget | None = None
+    board: Board,
+    pieces: list[np.ndarray],
+    limits: Sequence[float],
+    budget: Budget | None = None,
+    pace: Pace | None = None,
 ) -> list[Found]:
     """The best placement of each list of pieces by greedies under limits of a device's columns, in units of the mean.
 
     Costliest pieces first. Where no limit leads to a plan it is the first one's placement, which is worth infinity.
-    Lists that the budget leaves no time for are left out.
+    Lists that the budget leaves no time for are left out; `pace` is told of all that are placed.
     """
     found: list[Found] = []
     at_once = max(1, AT_ONCE // (len(limits) * board.task.num_devices))
     for start in range(0, len(pieces), at_once):
         if start and budget is not None and budget.over(board.costs):
             break
-        found += _best_of(board, pieces[start : start + at_once], np.array(limits))
+        found += _best_of(board, pieces[start : start + at_once], np.array(limits), pace)
     return found
 
 
-def _best_of(board: Board, pieces: list[np.ndarray], limits: np.ndarray) -> list[Found]:
+def _best_of(board: Board, pieces: list[np.ndarray], limits: np.ndarray, pace: Pace | None) -> list[Found]:
     most = max(map(len, pieces))
     padded = np.stack([np.pad(nodes, (0, most - len(nodes)), constant_values=board.none) for nodes in pieces])
     columns = limits * (board.dim[board.whole].sum() / board.task.num_devices)
     nodes = by_cost(board, np.repeat(padded, len(limits), axis=0))
-    placed = place(board, nodes, np.tile(columns, len(pieces)))
+    placed = place(board, nodes, np.tile(columns, len(pieces)), pace)
     makespans = placed.makespans(board.costs).reshape(len(pieces), len(limits))
     best = makespans.argmin(axis=1) + len(limits) * np.arange(len(pieces))
     real = [placed.nodes[i] != board.none for i in best]
@@ -126,57 +142,3 @@ def no_plan(task: Task, nearest: Plan) -> InfeasibleTask:
     full = [f"device {d} has {missing[d]:,} bytes too few" for d in np.flatnonzero(missing > 0)]
     why = "; ".join(full + broken_constraints(task, nearest))
     return InfeasibleTask(f"found no plan, which does not prove that there is none; in the nearest one {why}")
-
-
-def starts(board: Board, seconds: float) -> Iterator[np.ndarray]:
-    """Placements to begin from, (N,), the most promising first; they may overflow, or break rules."""
-    task, costs = board.task, board.costs
-    if _affordable(costs, seconds):
-        with suppress(InfeasibleTask):
-            yield np.array(CostGreedy()(task, costs.planner).device)
-    yield under_limits(board)
-    largest_first = board.whole[np.argsort(-board.size[board.whole], kind="stable")]
-    yield _by_table(board, largest_first, place(board, largest_first[None]).device[0])
-    yield from in_use(board)
-
-
-def in_use(board: Board) -> Iterator[np.ndarray]:
-    """The plan in use, (N,), if it keeps to the task.
-
-    Where moves are limited, with those that rules demand made, and the best of its least repairs where it takes some.
-    """
-    task, rules = board.task, board.rules
-    base = task.constraints.base
-    if rules.away is not None:
-        home = rules.home[:-1]
-        yield home
-        if violations(task, Plan(tuple(home.tolist()))):
-            yield from mended(board, home)[:1]
-    elif base and not violations(task, Plan(base)):
-        yield np.array(base)
-
-
-def under_limits(board: Board) -> np.ndarray:
-    """The best placement, (N,), of a greedy under limits of a device's columns; may overflow."""
-    limits = LIMITS[-1:] if board.costs.kernel else LIMITS[::-1]  # where none is feasible the one without a limit
-    found = best_under_limits(board, [board.whole], limits)[0]
-    return _by_table(board, found.nodes, found.device)
-
-
-def named(board: Board) -> Iterator[np.ndarray]:
-    """Placements that the greedies of named costs find, (N,)."""
-    for cost in COSTS:
-        with suppress(InfeasibleTask):
-            yield np.array(Greedy(cost)(board.task, board.costs.planner).device)
-
-
-def _affordable(costs: Costs, seconds: float) -> bool:
-    """True if cost-greedy leaves most of the time to others: it asks about every table on every device."""
-    n, k = costs.task.num_tables, costs.task.num_devices
-    return n * k * (1 if costs.kernel else k) <= max(10**6, SHARDS_A_SECOND * seconds)
-
-
-def _by_table(board: Board, nodes: np.ndarray, device: np.ndarray) -> np.ndarray:
-    placement = np.empty(board.task.num_tables, np.int64)
-    placement[board.nodes.table[nodes]] = device
-    return placement[board.rules.leader[:-1]]

@@ -1,9 +1,9 @@
 """Search over all kinds of sharding: tables in turn to the cheapest of all their options, some taken out and put back.
 
 Costs that add up over a device's shards are searched exactly, and shards swapped between devices until all are even. Of
-others, options are compared by what shards add near the best plan so far, and each change is asked about. The aim is
-the sum of fourth powers of the devices' loads, which knows how even all devices are, and bytes at the price that the
-bound comes with (Lagrange's relaxation, `bounds.prices`): dear memory goes to the tables that gain most by it. A
+others, options are compared by what shards add to each phase near the best plan so far, and trades are asked about. The
+aim is the sum of fourth powers of the devices' loads, which knows how even all devices are, and bytes at the price that
+the bound comes with (Lagrange's relaxation, `bounds.prices`): dear memory goes to the tables that gain most by it. A
 table's pieces are alike, so those of one form go, one by one, where they add least: that is best for the form.
 """
 
@@ -21,7 +21,7 @@ from shard_gym.task.task import Task
 from shard_gym_agents.search.choices import Choices, Option
 from shard_gym_agents.search.kinds_aim import Aim
 from shard_gym_agents.search.kinds_board import LIFT, Board
-from shard_gym_agents.search.kinds_greedy import greedy_board, of_few_kinds
+from shard_gym_agents.search.kinds_greedy import greedy_board, seeded
 from shard_gym_agents.search.kinds_ruins import ruined
 from shard_gym_agents.search.state import Budget
 from shard_gym_agents.solvers.solver import Progress, no_luck, task_rng
@@ -29,10 +29,11 @@ from shard_gym_agents.solvers.solver import Progress, no_luck, task_rng
 POLISH = 0.25  # share of the changes after which shards are swapped until no swap helps
 WILD, WILDEST = 0.002, 0.5  # share of the changes that begin with a table in any option: for each in vain, at most
 NARROWER = 0.7  # of the gap to the bound that options were left out for, before more are
-GUESSED = 0.1  # of the bound: the gap where it is no bound, as costs do not add up
 LOW = -0.5  # in the end: what is far below the slowest counts for nothing
 WARM = 0.0003  # of the bound: how much for the worse a change may be at first
-ROUNDS = 4  # of a search by costs that do not add up: the costs of shards are asked about anew
+# Where costs do not add up: rounds, after which costs of shards are asked about anew; what loads are raised by; how
+# much dearer memory is, by a power of e; and the share of the times that a table goes anywhere
+ROUNDS, RAISED, DEARER, ANYWHERE = 4, (0.5, 1, 2, 4, 8), (-0.1, 0.8), 0.3
 NOISE = 0.0, 1.5  # of the price of memory
 CLOSE = 1e-4  # to the bound: good enough
 CHECK = 256  # changes after which running sums are added up anew
@@ -41,43 +42,33 @@ CHECK = 256  # changes after which running sums are added up anew
 class Search(Aim):
     """A search for the best plan of a task by a planner; `plan` tells the best so far."""
 
-    def resumed(self, plan: Plan) -> Board:
-        """A board with what it can of a plan of whole tables and columns, and the rest in turn."""
-        board, options = self.board(self.prices.price), self.choices.options(plan)
-        for item in self.choices.items.tolist():
-            if item in options:
-                board.put(item, options[item])
-        for item in self.choices.items.tolist():
-            if item not in options and (option := board.best(item)) is not None:
-                board.put(item, option)
-        self.seen(board)
-        return board
-
     def run(self, board: Board, rng: np.random.Generator) -> None:
         """Search from a board until the budget is spent; with progress, Ctrl-C ends it as well."""
-        rounds = 1 if self.rates is not None else ROUNDS
         try:
-            for number in range(rounds):
-                if number and self.chosen:
-                    self.aim(self.choices.sums(self.chosen))
-                    board.reprice(self.loads, self.offset, self.unit)
-                if self._improve(board, rng, (number + 1) / rounds):
-                    break
+            stopped = self._improve(board, rng)
+            if self.trades is not None and not stopped:
+                board = seeded(self, board, rng)
+            for number in range(0 if stopped or self.trades is None else ROUNDS):
+                board = self._shaken(board, rng, (number + 1) / ROUNDS)
+                self.near(board)
         except KeyboardInterrupt:
             if self.progress is None or not self.chosen:
                 raise
 
-    def _improve(self, board: Board, rng: np.random.Generator, share: float) -> bool:
-        """Take out some tables and put them back, again and again, until a share of the budget is spent; True: stop."""
+    def _improve(self, board: Board, rng: np.random.Generator) -> bool:
+        """Take out some tables and put them back, again and again, until the budget is spent; True: stop.
+
+        Where costs do not add up that ends where all tables have found room.
+        """
         missing = [item for item in self.choices.items.tolist() if item not in board.chosen]
         if not missing:
             self.polish(board, rng)
             self.seen(board)
         changes, vain, begun, gap = 0, 0, self._spent, self._narrow(board, np.inf)
-        while self._spent < share and (missing or self._worth_more):
-            left = max(0.0, 1 - (self._spent - begun) / max(share - begun, 1e-9))
+        while not self.over and (missing or self._worth_more):
+            left = max(0.0, 1 - (self._spent - begun) / max(1 - begun, 1e-9))
             board.raised(LOW + (LIFT - LOW) * left)
-            heat = WARM * left * ((1 + board.lift) ** 3 if board.ask is None else 1.0)
+            heat = WARM * left * (1 + board.lift) ** 3
             best, wild = self.makespan, rng.random() < min(WILDEST, vain * WILD)
             lost = self._changed(board, missing, rng, heat * float(rng.exponential()), wild)
             if lost is not None:
@@ -121,11 +112,30 @@ class Search(Aim):
             board.put(item, option)
         return None
 
+    def _shaken(self, best: Board, rng: np.random.Generator, share: float) -> Board:
+        """The best board on the way from this one: tables are taken out and put back, then shards traded."""
+        while self._spent < share and not self.budget.stopped:
+            board, lift, noise = best.copy(), float(rng.choice(RAISED)), float(np.exp(rng.uniform(*DEARER)))
+            board.raised(lift)
+            out, wild = ruined(board, self.prices.excess, rng), rng.random() < ANYWHERE
+            for item in out:
+                board.take(item)
+            for number, item in enumerate(out):
+                option = board.any(item, rng) if wild and not number else board.best(item, noise)
+                if option is None:
+                    break
+                board.put(item, option)
+            else:
+                self.polish(board, rng)
+                best = board if board.asked_value < best.asked_value else best
+            self.seen(board)
+        return best
+
     def _narrow(self, board: Board, before: float) -> float:
-        """Leave out options so dear that no plan with them is better; where costs do not add up, that is a guess."""
-        if len(board.chosen) < len(self.choices.items):
+        """Leave out options so dear that no plan with them is better."""
+        if self.trades is not None or len(board.chosen) < len(self.choices.items):
             return before
-        gap = self.makespan - self.prices.bound if self.pieces is None else GUESSED * self.unit
+        gap = self.makespan - self.prices.bound
         if gap < NARROWER * before:
             board.narrow(self.may & (self.prices.excess <= gap))
             return gap
@@ -133,8 +143,8 @@ class Search(Aim):
 
     @property
     def _worth_more(self) -> bool:
-        """True while the bound leaves room for better plans."""
-        return self.makespan > self.prices.bound * (1 + CLOSE) or self.rates is None
+        """True while the bound leaves room for better plans, if costs add up."""
+        return self.trades is None and self.makespan > self.prices.bound * (1 + CLOSE)
 
 
 def searched(
@@ -144,20 +154,11 @@ def searched(
     seed: int = 0,
     progress: Progress | None = None,
     sure: float = 0.0,
-    start: Plan | None = None,
 ) -> Search:
-    """A search that is done, and has a plan: greedy's, where the gain is below `sure` deviations of the planner.
-
-    `start` is a plan of whole tables and columns to begin with, if it is better than greedy's.
-    """
+    """A search that is done, and has a plan: greedy's, where the gain is below `sure` deviations of the planner."""
     search = Search(task, planner, budget, progress)
     board, rng = greedy_board(search), task_rng(seed, task)
     makespan, chosen = search.makespan, search.chosen
-    search.may = board.may
-    if search.pieces is not None:
-        board, search.may = of_few_kinds(search, board, rng)
-    if start is not None and (other := search.resumed(start)).worth < board.worth:
-        board = other
     search.run(board, rng)
     if chosen and makespan - search.makespan <= sure * search.costs.doubt(search.sums, search.choices.sums(chosen)):
         search.makespan, search.chosen = makespan, chosen
@@ -190,7 +191,7 @@ def random_plan(task: Task, rng: np.random.Generator, tries: int = 100) -> Plan:
 def random_options(choices: Choices, rng: np.random.Generator) -> dict[int, Option]:
     """Random options that have room, items in random order; none where that leads nowhere."""
     k, width = choices.task.num_devices, choices.forms.vector.shape[2]
-    board = Board(choices, choices.loads(np.zeros((k, width))), np.zeros(k), np.zeros(2), 1.0)
+    board = Board(choices, choices.loads(np.zeros((k, width)))[None], np.zeros((1, k)), np.zeros(2), 1.0)
     for item in rng.permutation(choices.items).tolist():
         if (option := board.any(item, rng)) is None:
             return {}

@@ -14,14 +14,20 @@ from shard_gym.simulators import FastSimulator
 from shard_gym.task.task import Task
 from shard_gym_agents.search.choices import Choices, Option
 from shard_gym_agents.search.kinds_board import Asked, Board
-from shard_gym_agents.search.kinds_pieces import Pieces, improved
 from shard_gym_agents.search.kinds_swaps import even_out
+from shard_gym_agents.search.kinds_trades import Trades, slopes, traded
 from shard_gym_agents.search.state import Budget, Costs
 from shard_gym_agents.solvers.solver import Progress, require_number
 
+LEAST_SHARE = 0.02  # of a phase: one that takes no time at first counts as much
+
 
 class Aim:
-    """A task's options, what they cost by a planner, the bound, and the best plan so far."""
+    """A task's options, what they cost by a planner, the bound, and the best plan so far.
+
+    Costs that do not add up are told by phases, each of which is to be even over devices: forward computation,
+    communication, and backward computation. Those that do are one phase.
+    """
 
     def __init__(self, task: Task, planner: FastSimulator, budget: Budget, progress: Progress | None = None) -> None:
         self.task, self.costs, self.budget, self.progress = task, Costs(task, planner), budget, progress
@@ -29,12 +35,11 @@ class Aim:
         forms = self.choices.forms
         if why := lacking(task, forms):
             raise InfeasibleTask(why)
-        if not self.choices.suffice(self.choices.may):
-            fits = np.logical_or.reduceat((forms.fits & self.choices.may).any(axis=1), forms.first[:-1])
-            table = int(fits.argmin())
-            raise InfeasibleTask(f"table {table} fits on no device: constraints keep it whole on one")
+        fits = np.logical_or.reduceat((forms.fits & self.choices.may).any(axis=1), forms.first[:-1])
+        if not fits.all():
+            raise InfeasibleTask(f"table {int(fits.argmin())} fits on no device: constraints keep it whole on one")
         self.rates = planner.rates(task)
-        self.pieces = None if self.rates is not None else Pieces(self.choices, self.costs)
+        self.trades = None if self.rates is not None else Trades(self.choices, self.costs)
         self.makespan, self.chosen = np.inf, dict[int, Option]()
         self.may = self.choices.may  # what the search chooses from
         reference = self.choices.forms.vector[self.choices.forms.first[:-1], 0].sum(axis=0) / task.num_devices
@@ -42,31 +47,41 @@ class Aim:
 
     def aim(self, sums: np.ndarray) -> None:
         """Set costs of shards, those near these sums where they do not add up, and prices by them."""
-        self.offset = np.zeros(self.task.num_devices)
-        if (rates := self.rates) is None:
-            rates, self.offset = self._near(sums)
-        self.loads, self.asked_of = self.choices.loads(rates), Asked()
+        rates, self.offset, self.share = self._near(sums)
+        self.phases, self.asked_of = np.stack([self.choices.loads(phase) for phase in rates]), Asked()
+        self.loads = self.phases.sum(axis=0)
         forms = replace(self.choices.forms, may=self.choices.may)
-        self.prices = prices(forms, self.choices.forms.loads(rates))
-        self.unit = max(self.prices.bound + float(self.offset.mean()), 1e-12)
+        self.prices = prices(forms, self.choices.forms.loads(rates.sum(axis=0)))
+        self.unit = max(self.prices.bound + float(self.offset.sum(axis=0).mean()), 1e-12)
 
-    def _near(self, sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Weights of sums and what is left over, by asking for each column how costs grow from the mean of devices."""
-        k, width = sums.shape
+    def near(self, board: Board) -> None:
+        """Set costs of shards near a board's sums, for it as well, where it is complete."""
+        if len(board.chosen) == len(self.choices.items):
+            self.aim(self.choices.sums(board.chosen))
+            board.reprice(self.phases, self.offset, self.prices.price)
+
+    def _near(self, sums: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Weights of sums, (P, K, H), what is left over, (P, K), and the share of each phase, (P,).
+
+        Where costs do not add up weights are asked for, column by column: how phases grow from the mean of devices.
+        """
+        k = len(sums)
+        if self.rates is not None:
+            return self.rates[None], np.zeros((1, k)), np.ones(1)
         mean = np.repeat(sums.mean(axis=0)[None], k, axis=0)
-        step = np.maximum(np.abs(self.choices.forms.vector).mean(axis=(0, 1)), 1e-9)
-        tried = np.repeat(np.repeat(mean[None], k, axis=0)[:, None], width, axis=1)
-        device, column = np.indices((k, width))
-        tried[device, column, device, column] += step
-        base = self._cost(mean[None])[0]
-        rates = (self._cost(tried)[device, column, device] - base[:, None]) / step
-        return rates, base - (rates * mean).sum(axis=1)
+        base, step = self._phases(mean), np.maximum(np.abs(self.choices.forms.vector).mean(axis=(0, 1)), 1e-9)
+        rates = slopes(self._phases, mean, base, step)
+        share = base.sum(axis=1) / max(float(base.sum()), 1e-12)
+        return rates, base - (rates * mean).sum(axis=2), np.maximum(share, LEAST_SHARE)
 
     def _value(self, sums: np.ndarray) -> float:
         return float(self.costs.plans(sums).value)
 
-    def _cost(self, sums: np.ndarray) -> np.ndarray:
-        return self.costs.planner.decode(self.task, sums).cost(self.task.objective)
+    def _phases(self, sums: np.ndarray) -> np.ndarray:
+        """Phases of each device's cost, (3, ..., K): forward computation, communication, backward computation."""
+        latency = self.costs.planner.decode(self.task, sums)
+        comm = latency.forward_comm + latency.backward_comm
+        return np.stack([latency.forward_compute, comm, latency.backward_compute])
 
     @property
     def plan(self) -> Plan:
@@ -75,8 +90,8 @@ class Aim:
 
     def board(self, price: np.ndarray) -> Board:
         """A board with no item placed."""
-        ask = None if self.pieces is None else self._value
-        board = Board(self.choices, self.loads, self.offset, price, self.unit, ask)
+        ask = None if self.trades is None else self._value
+        board = Board(self.choices, self.phases, self.offset, price, self.unit, ask, self.share)
         board.asked_of = self.asked_of
         return board
 
@@ -99,10 +114,10 @@ class Aim:
 
     def polish(self, board: Board, rng: np.random.Generator) -> None:
         """Move and swap shards until no change tried helps."""
-        if self.pieces is None:
+        if self.trades is None:
             even_out(board, rng)
         else:
-            improved(board, self.pieces, self.budget, rng)
+            traded(board, self.trades, self.budget)
 
     def count(self, board: Board) -> None:
         self.costs.planner.calls += board.asked // self.task.num_devices

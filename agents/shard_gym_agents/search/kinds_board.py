@@ -18,7 +18,11 @@ class Asked(dict[int, tuple[list[Piecewise], Everywhere | None]]):
 
 
 class Board:
-    """Items placed so far, what devices cost, and what is free; loads are in units of a target."""
+    """Items placed so far, what devices cost, and what is free; loads are in units of a target.
+
+    There is a load for each phase of costs. Fourth powers count a phase in units of its share of all: so each phase is
+    made as even as any other, and a millisecond more of one counts as much as of another.
+    """
 
     def __init__(
         self,
@@ -28,17 +32,23 @@ class Board:
         price: np.ndarray,
         unit: float,
         ask: Callable[[np.ndarray], float] | None = None,
+        share: np.ndarray | None = None,
     ) -> None:
-        self.choices, self.loads, self.unit, self.ask = choices, loads / unit, unit, ask
+        self.choices, self.unit, self.ask = choices, unit, ask
+        self.share = np.ones((1, 1)) if share is None else share[:, None]  # (P, 1) of each phase
+        self.scale = unit * self.share**0.75  # a power of a load counts as the share of one in units of the share
+        self.loads = loads / self.scale[..., None, None]  # (P, R, 4, K)
         self.sums = np.zeros((choices.task.num_devices, choices.forms.vector.shape[2]))  # where costs do not add up
-        self.offset = offset / unit + LIFT
+        self.offset = offset / self.scale + LIFT * self.share**0.25  # (P, K)
         self.lift = LIFT
         self.price = price[: len(choices.room)] / unit
         self.asked = 0
         self.load, self.free = self.offset.copy(), choices.room.copy()
         n, k = choices.task.num_tables, choices.task.num_devices
-        self.cost, self.held = np.zeros((n, k)), np.zeros((n, len(choices.room), k))
+        self.cost, self.held = np.zeros((n, len(loads), k)), np.zeros((n, len(choices.room), k))
         self.near = np.zeros((choices.rules.apart.shape[1], k), np.int64)
+        self.moves = int(choices.rules.moves[0])  # that may still be made, beside those that must
+        self.free -= choices.kept.sum(axis=0)
         self.chosen: dict[int, Option] = {}
         self.form = np.zeros(n, np.int64)
         self.alone = np.zeros((n, k), bool)
@@ -59,8 +69,13 @@ class Board:
         """The aim: fourth powers of loads, or what is told of the sums, and bytes at their price."""
         used = (self.choices.room - self.free).sum(axis=1)
         if self.ask is not None:
-            return self.ask(self.sums) / self.unit + float(self.price @ used)
+            return self.asked_value / self.unit + float(self.price @ used)
         return float((np.maximum(self.load, 0.0) ** 4).sum() / 4 + self.dear @ used)
+
+    @property
+    def asked_value(self) -> float:
+        """Answer about the sums, where costs do not add up."""
+        return 0.0 if self.ask is None else self.ask(self.sums)
 
     @property
     def dear(self) -> np.ndarray:
@@ -70,12 +85,25 @@ class Board:
     @property
     def longest(self) -> float:
         """The load of the slowest device."""
-        return float(self.load.max()) - self.lift
+        return float((self.load * self.scale).max(axis=1).sum()) / self.unit - self.lift
+
+    @property
+    def time(self) -> np.ndarray:
+        """Load of each device in all phases, raised, (K,)."""
+        found: np.ndarray = (self.load * self.scale).sum(axis=0) / self.unit
+        return found
+
+    @property
+    def work(self) -> np.ndarray:
+        """Load that each item adds in all phases, (N, K)."""
+        found: np.ndarray = (self.cost * self.scale).sum(axis=1) / self.unit
+        return found
 
     def raised(self, lift: float) -> None:
         """Raise all loads by so much, and no more by what they were raised by before."""
-        self.load += lift - self.lift
-        self.offset = self.offset + (lift - self.lift)
+        more = (lift - self.lift) * self.share**0.25
+        self.load += more
+        self.offset = self.offset + more
         self.lift = lift
 
     def put(self, item: int, option: Option) -> None:
@@ -83,7 +111,7 @@ class Board:
         cost, held = self._of(option)
         self.cost[item], self.held[item] = cost, held
         self.load += cost
-        self.free -= held
+        self.free -= held - self.choices.kept[item]
         self.chosen[item] = option
         self.form[item] = option.form
         if option.choice == DEVICE:
@@ -96,7 +124,7 @@ class Board:
     def take(self, item: int) -> None:
         """Take an item out."""
         self.load -= self.cost[item]
-        self.free += self.held[item]
+        self.free += self.held[item] - self.choices.kept[item]
         option = self.chosen.pop(item)
         if self.ask is not None:
             self.sums -= self.choices.rows(item, option)
@@ -114,9 +142,11 @@ class Board:
         """Add up running sums anew."""
         self.load = self.offset + self.cost.sum(axis=0)
 
-    def reprice(self, loads: np.ndarray, offset: np.ndarray, unit: float) -> None:
-        """Go on with other costs of shards."""
-        self.loads, self.offset = loads / unit, offset / unit + self.lift
+    def reprice(self, loads: np.ndarray, offset: np.ndarray, price: np.ndarray) -> None:
+        """Go on with other costs of shards, and another price of memory."""
+        self.price = price[: len(self.price)] / self.unit
+        self.loads = loads / self.scale[..., None, None]
+        self.offset = offset / self.scale + self.lift * self.share**0.25
         for item, option in self.chosen.items():
             self.cost[item] = self._of(option)[0]
         self.settle()
@@ -124,21 +154,29 @@ class Board:
 
     def _of(self, option: Option) -> tuple[np.ndarray, np.ndarray]:
         times = self.choices.times(option)
-        loads, size = self.loads[option.form, option.choice], self.choices.size[:, option.form, option.choice]
+        loads, size = self.loads[:, option.form, option.choice], self.choices.size[:, option.form, option.choice]
         return loads * times, size * times
 
     def _stands(self, item: int, option: Option, times: int) -> None:
-        rules = self.choices.rules
+        rules, device = self.choices.rules, option.targets[0]
         if rules.rival[item] >= 0:
-            self.near[:, option.targets[0]] += times * rules.apart[item]
+            self.near[:, device] += times * rules.apart[item]
+        if rules.away is not None:
+            self.moves -= times * int(rules.away[item, device] - rules.away[item, rules.home[item]])
 
     def best(self, item: int, noise: float = 1.0) -> Option | None:
         """The option that adds least to the aim; None if there is room for none."""
+        self.free += self.choices.kept[item]
+        found = self._best(item, noise)
+        self.free -= self.choices.kept[item]
+        return found
+
+    def _best(self, item: int, noise: float) -> Option | None:
         if (asked := self.asked_of.get(item)) is None:
             asked = self.asked_of[item] = self._asked_of(item)
         pieces, everywhere = asked
         square = np.maximum(self.load, 0.0) ** 2
-        power = square * square
+        power = (square * square).sum(axis=0)
         price = self.dear * noise
         found = None if everywhere is None else self._everywhere(everywhere, power, price)
         for some in pieces:
@@ -158,14 +196,14 @@ class Board:
                 times = np.arange(1, count.max() + 1)
                 size = c.size[:, some, choice]
                 taken = count * size[:, :, :span].sum(axis=2)
-                loads = self.loads[some, choice][..., None] * times
+                loads = self.loads[:, some, choice][..., None] * times
                 pieces.append(Piecewise(some, choice, span, count, loads, size[..., None] * times, taken))
         found, spread = np.nonzero(self.may[rows, ALL:])
         if not len(found):
             return pieces, None
         forms, choices = found + rows.start, spread + ALL
         size = c.size[:, forms, choices]
-        return pieces, Everywhere(forms, choices, self.loads[forms, choices], size, size.sum(axis=2))
+        return pieces, Everywhere(forms, choices, self.loads[:, forms, choices], size, size.sum(axis=2))
 
     def _everywhere(self, some: Everywhere, power: np.ndarray, price: np.ndarray) -> Option | None:
         """The best of forms on all devices."""
@@ -173,21 +211,22 @@ class Board:
         self.asked += len(some.forms)
         if not fits.any():
             return None
-        cost = np.maximum(self.load + some.loads, 0.0)
+        cost = np.maximum(self.load[:, None] + some.loads, 0.0)
         cost *= cost
         cost *= cost
-        worth = np.where(fits, (cost.sum(axis=1) - power.sum()) / 4 + price @ some.taken, np.inf)
+        worth = np.where(fits, (cost.sum(axis=(0, 2)) - power.sum()) / 4 + price @ some.taken, np.inf)
         i = int(worth.argmin())
         return Option(float(worth[i]), int(some.forms[i]), int(some.choice[i]), (0,))
 
     def _piecewise(self, item: int, some: Piecewise, power: np.ndarray, price: np.ndarray) -> Option | None:
         """The best of forms whose pieces go to devices, or hosts: as each adds more than the one before, the cheapest
         places are found by sorting."""
-        span, (count, k, most) = some.span, some.loads.shape
-        cost = self.load[:, None] + some.loads
+        span, (_, count, k, most) = some.span, some.loads.shape
+        cost = self.load[:, None, :, None] + some.loads
         np.maximum(cost, 0.0, out=cost)
         cost *= cost
-        cost *= cost  # (r, K, J)
+        cost *= cost
+        cost = cost.sum(axis=0)  # (r, K, J)
         fits = (some.size <= self.free[:, None, :, None]).all(axis=0)
         if span > 1:
             cost = cost.reshape(count, k // span, span, most).sum(axis=2)
@@ -197,7 +236,7 @@ class Board:
         cost[..., 0] -= power
         cost[~fits] = np.inf
         if span == 1 and self.choices.rules.binding:
-            cost[:, ~self._allowed(item)] = np.inf
+            cost[:, ~self.allowed(item)] = np.inf
         self.asked += count * cost.shape[1]
         flat = cost.reshape(count, -1)
         if most > 1:
@@ -215,15 +254,15 @@ class Board:
 
     def any(self, item: int, rng: np.random.Generator) -> Option | None:
         """A random option that has room; None if none of a few has."""
-        c, rows = self.choices, self.choices.at[item]
+        c, rows, free = self.choices, self.choices.at[item], self.free + self.choices.kept[item]
         for row, choice in rng.permutation(np.argwhere(self.may[rows])).tolist():
-            form, span = rows.start + row, {DEVICE: 1, HOST: c.host}.get(choice, len(self.load))
-            left, targets = self.free.copy(), []
+            form, span = rows.start + row, {DEVICE: 1, HOST: c.host}.get(choice, c.task.num_devices)
+            left, targets = free.copy(), []
             size = c.size[:, form, choice]
             for _ in range(int(c.forms.pieces[form])):
                 fits = (left >= size).all(axis=0).reshape(-1, span).all(axis=1)
                 if choice == DEVICE and c.rules.binding:
-                    fits &= self._allowed(item)
+                    fits &= self.allowed(item)
                 if not fits.any():
                     break
                 targets.append(int(rng.choice(np.flatnonzero(fits))))
@@ -238,8 +277,18 @@ class Board:
         self.may = may
         self.asked_of = Asked()
 
-    def _allowed(self, item: int) -> np.ndarray:
-        """Devices that pins and rivals leave an item; rivals have no shards but on one device."""
+    def open(self, item: int, form: int) -> np.ndarray:
+        """Devices that an item may be on, in one piece of a form, (K,)."""
+        c = self.choices
+        fits: np.ndarray = np.all(c.size[:, form, DEVICE] <= self.free + c.kept[item], axis=0)
+        return np.logical_and(fits, self.allowed(item)) if c.rules.binding else fits
+
+    def allowed(self, item: int) -> np.ndarray:
+        """Devices that pins, rivals and moves leave an item; rivals have no shards but on one device."""
         rules = self.choices.rules
         rival = rules.rival[item]
-        return rules.allowed[item] & ((rival < 0) | (self.near[rival] == 0))
+        allowed: np.ndarray = rules.allowed[item] & ((rival < 0) | (self.near[rival] == 0))
+        if rules.away is not None:
+            away = rules.away[item]
+            allowed &= away - away[rules.home[item]] <= self.moves
+        return allowed

@@ -10,23 +10,27 @@ import numpy as np
 
 from shard_gym.plan.fitting import even_choices
 from shard_gym.plan.forms import DEVICE
+from shard_gym.simulators.single import costs_alone, costs_with
 from shard_gym_agents.search.choices import Option
 from shard_gym_agents.search.kinds_aim import Aim
 from shard_gym_agents.search.kinds_board import LIFT, Board
 
 RISES = 0, 0.1, 0.3, *(4.0**n for n in range(12))  # of the price of memory, in units of what a device costs
+# Where costs do not add up: times the price of memory; loads are raised by so often what is to come, and by so much
+LOOSE, TIGHT = ((1, 2, 0.5),), ((1, 4, 0), (1.25, 4, 0), (1.7, 4, 0))
 ENOUGH, DESPERATE = 4, 8  # greedy plans tried, at least; those where none has room for all
 FILLS = 0.4  # of the slowest device: a shard that others may be better without
 NEAR = 1.03  # of the bound: good enough for a greedy
-FEW = 0.3  # share of the budget in which kinds are left out
+# Of random greedies: share of the budget, share of kinds, how much dearer memory is, by a power of e, and as in `TIGHT`
+SEEDING, KEPT, DEARER, OFTEN, RAISED = 0.5, 0.6, (0, 0.8), (1, 2, 4, 8), (0, 0.3, 1)
 
 
 class Turn(NamedTuple):
-    """Settings of a greedy: what loads are raised by, the price of memory, and the order of items."""
+    """Settings of a greedy: the price of memory, the order of items, and what loads are raised by before each."""
 
-    lift: float
     price: np.ndarray
     order: np.ndarray
+    lift: np.ndarray
 
 
 def greedy_board(search: Aim) -> Board:
@@ -34,18 +38,19 @@ def greedy_board(search: Aim) -> Board:
 
     The first will do if it is near the bound. Where some items have found no room, the price rises on.
     """
-    found: list[Board] = []
+    few = ENOUGH if search.trades is None else len(_settings(search))
+    found, whole = list[Board](), [*_whole(search), *_staying(search)]
     for turn in turns(search):
         found.append(in_turn(search, turn))
-        enough = len(found) >= (ENOUGH if search.chosen else DESPERATE)
+        enough = len(found) >= (few if search.chosen else DESPERATE)
         near = search.makespan <= search.prices.bound * NEAR
         if (search.chosen and near) or (enough and (search.chosen or search.over)):
             break
     if not search.chosen:
         return _evenly(search) or min(found, key=_amiss)
-    if not near and search.pieces is None:
+    if not near and search.trades is None:
         found += _without_slow(search, min(found, key=_amiss))
-    return min(found, key=_amiss)
+    return min((*found, *whole), key=_amiss)
 
 
 def _without_slow(search: Aim, best: Board) -> Iterator[Board]:
@@ -53,7 +58,7 @@ def _without_slow(search: Aim, best: Board) -> Iterator[Board]:
     choices, turn, alone = search.choices, next(turns(search)), search.prices.alone
     may = choices.may
     while True:
-        mine = np.flatnonzero(best.cost[:, best.load.argmax()])
+        mine = np.flatnonzero(best.work[:, best.time.argmax()])
         options = [best.chosen[item] for item in mine.tolist()]
         slowest = max((float(alone[option.form, option.choice]) for option in options), default=0.0)
         may = may & (alone < slowest)
@@ -86,48 +91,97 @@ def turns(search: Aim) -> Iterator[Turn]:
     cost = choices.rules.merged(prices.least)
     cost = cost / max(cost.sum(), 1e-300)
     steep = search.unit * forms.taken.any(axis=(1, 2)) / choices.room.mean(axis=1).repeat(2)[:2]
-    lifts = (LIFT,) if search.pieces is None else (LIFT, 0.0)
-    for rise, lift, key in product(RISES, lifts, (cost, np.maximum(cost, size))):
-        yield Turn(lift, prices.price + rise * steep, items[np.argsort(-key[items], kind="stable")])
+    if search.trades is not None:
+        order = items[np.argsort(-cost[items], kind="stable")]
+        to_come = 1 - cost[order].cumsum()
+        for dearer, times, least in _settings(search):
+            yield Turn(dearer * prices.price, order, times * to_come + least)
+    for rise, key in product(RISES, (cost, np.maximum(cost, size))):
+        order = items[np.argsort(-key[items], kind="stable")]
+        yield Turn(prices.price + rise * steep, order, np.full(len(items), LIFT))
+
+
+def _settings(search: Aim) -> tuple[tuple[float, float, float], ...]:
+    """Settings to try where costs do not add up: memory that costs nothing cannot be dearer."""
+    return TIGHT if search.prices.price.any() else LOOSE
+
+
+def _whole(search: Aim) -> list[Board]:
+    """A board of whole tables, costliest first, each where the device's cost stays lowest; none if that leads nowhere.
+
+    It is cost-greedy as whole tables have it, so that more kinds never make a plan worse.
+    """
+    choices, planner, board = search.choices, search.costs.planner, search.board(search.prices.price)
+    forms = choices.forms.first[:-1] + [name for name, _ in choices.forms.residences].index("hbm")
+    if not choices.may[forms, DEVICE][choices.items].all():
+        return []
+    rows, sums = choices.piece_rows()[forms], np.zeros_like(board.sums)
+    alone = costs_alone(planner, search.task, rows)
+    for item in choices.items[np.argsort(-alone[choices.items], kind="stable")].tolist():
+        cost = np.where(board.open(item, forms[item]), costs_with(search.task, planner, sums, rows[item]), np.inf)
+        device = int(cost.argmin())
+        if cost[device] == np.inf:
+            return []
+        board.put(item, Option(0.0, int(forms[item]), DEVICE, (device,)))
+        sums[device] += rows[item]
+    search.seen(board)
+    return [board]
+
+
+def _staying(search: Aim) -> list[Board]:
+    """A board with no table moved that need not be, where only so many may; none if that leads nowhere."""
+    if search.choices.rules.away is None:
+        return []
+    turn = next(turns(search))
+    board = search.board(turn.price)
+    board.moves = 0
+    for item in turn.order.tolist():
+        if (option := board.best(item)) is None:
+            return []
+        board.put(item, option)
+    board.moves = int(search.choices.rules.moves[0])
+    search.seen(board)
+    return [board]
 
 
 def in_turn(search: Aim, turn: Turn, may: np.ndarray | None = None) -> Board:
     """A board with items in turn in their best options, or the best of those that may be, (R, 4)."""
     board = search.board(turn.price)
-    board.raised(turn.lift)
     if may is not None:
         board.narrow(may)
-    for item in turn.order.tolist():
+    for item, lift in zip(turn.order.tolist(), turn.lift.tolist(), strict=True):
+        board.raised(lift)
         if (option := board.best(item)) is not None:
             board.put(item, option)
     search.seen(board)
     return board
 
 
-def of_few_kinds(search: Aim, board: Board, rng: np.random.Generator) -> tuple[Board, np.ndarray]:
-    """A board of the kinds of sharding that are worth it, and the choices of them: one after another is left out.
+def seeded(search: Aim, board: Board, rng: np.random.Generator) -> Board:
+    """The best of this board and those of random greedies, shards traded, in a share of the budget.
 
-    Where costs do not add up each kind may have a price of its own, such as one more collective that all wait for.
+    Each is of some kinds, as each kind may have a price of its own, such as one more collective that all wait for.
     """
-    choices, turn = search.choices, next(turns(search))._replace(lift=board.lift)
-    may, left = choices.may, np.unique(choices.kinds[choices.may])
+    choices, first = search.choices, next(turns(search))
+    kinds, cost = np.unique(choices.kinds[choices.may]), choices.rules.merged(search.prices.least)[first.order]
+    to_come = 1 - cost.cumsum() / max(cost.sum(), 1e-300)
     search.polish(board, rng)
-    while len(left) > 1:
-        found = []
-        for kind in left.tolist():
-            mask = may & (choices.kinds != kind)
-            if choices.suffice(mask) and not search.spent(FEW):
-                other = in_turn(search, turn, mask)
-                search.polish(other, rng)
-                found.append((_amiss(other), kind, other))
-        if not found or (best := min(found, key=lambda tried: tried[0]))[0] >= _amiss(board):
-            break
-        _, kind, board = best
-        may, left = may & (choices.kinds != kind), left[left != kind]
     search.seen(board)
-    return board, may
+    search.near(board)
+    while not search.spent(SEEDING) and not search.budget.stopped:
+        may = choices.may & np.isin(choices.kinds, kinds[rng.random(len(kinds)) < KEPT])
+        dearer, lift = float(np.exp(rng.uniform(*DEARER))), rng.choice(OFTEN) * to_come + rng.choice(RAISED)
+        other = in_turn(search, Turn(dearer * search.prices.price, first.order, lift), may)
+        if len(other.chosen) < len(choices.items):
+            continue
+        search.polish(other, rng)
+        search.seen(other)
+        if _amiss(other) < _amiss(board):
+            board = other
+            board.narrow(choices.may)
+    return board
 
 
 def _amiss(board: Board) -> tuple[int, float]:
-    """Items without room, then the slowest device, or the aim where costs do not add up: the less, the better."""
-    return -len(board.chosen), board.longest if board.ask is None else board.worth
+    """Items without room, then the slowest device, or what is told of the sums: the less, the better."""
+    return -len(board.chosen), board.longest if board.ask is None else board.asked_value

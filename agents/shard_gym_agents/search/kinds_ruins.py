@@ -20,8 +20,8 @@ def ruined(board: Board, excess: np.ndarray, rng: np.random.Generator) -> list[i
     placed = np.fromiter(board.chosen, np.int64, len(board.chosen))
     count = min(int(rng.integers(*RUIN)), len(placed))
     if rng.random() < FROM_SLOW:
-        slow, other = int(board.load.argmax()), int(rng.integers(len(board.load)))
-        mine, theirs = (rng.permutation(placed[board.cost[placed, d] > 0]) for d in (slow, other))
+        slow, other = int(board.time.argmax()), int(rng.integers(board.load.shape[1]))
+        mine, theirs = (rng.permutation(placed[(board.cost[placed, :, d] > 0).any(axis=1)]) for d in (slow, other))
         return rng.permutation(np.union1d(mine[: (count + 1) // 2], theirs[: count // 2])).tolist()
     return rng.choice(placed, count, replace=False).tolist()
 
@@ -31,8 +31,8 @@ def _emptied(board: Board, excess: np.ndarray, rng: np.random.Generator) -> list
     placed = np.fromiter(board.chosen, np.int64, len(board.chosen))
     over = np.array([excess[option.form, option.choice] for option in board.chosen.values()])
     dear = int(placed[np.argsort(over)[-1 - int(rng.integers(min(DEAR, len(placed))))]])
-    k = len(board.load)
+    k = board.load.shape[1]
     devices = rng.choice(k, min(int(rng.integers(*EMPTY)), k), replace=False)
     out = np.flatnonzero(board.alone[:, devices].any(axis=1))
-    by_cost = out[np.argsort(-board.cost[out].max(axis=1), kind="stable")]
+    by_cost = out[np.argsort(-board.work[out].max(axis=1), kind="stable")]
     return list(dict.fromkeys([dear, *by_cost.tolist()]))

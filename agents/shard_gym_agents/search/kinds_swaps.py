@@ -18,26 +18,26 @@ GAIN = 1e-9  # of the bound: the least that a swap must win
 def even_out(board: Board, rng: np.random.Generator) -> bool:
     """Swap shards of the slowest device, until no swap tried helps; True if one did."""
     helped = False
-    while _swapped(board, int(board.load.argmax()), rng):
+    while _swapped(board, int(board.time.argmax()), rng):
         helped = True
     return helped
 
 
 def _swapped(board: Board, slow: int, rng: np.random.Generator) -> bool:
     """Swap shards of the slowest device with another's, where both are then faster than the slowest was."""
-    mine = _Groups(board, slow, rng)
-    for other in np.argsort(board.load)[:PARTNERS].tolist():
+    mine, load = _Groups(board, slow, rng), board.time
+    for other in np.argsort(load)[:PARTNERS].tolist():
         if other == slow:
             continue
         theirs, both = _Groups(board, other, rng), [slow, other]
         less = mine.load(both)[..., None] - theirs.load(both)[..., None, :]
         bytes_less = mine.size(both)[..., None] - theirs.size(both)[..., None, :]
-        worst = np.maximum(board.load[slow] - less[0], board.load[other] + less[1])
+        worst = np.maximum(load[slow] - less[0], load[other] + less[1])
         free = board.free[:, both, None, None]
         fits = ((bytes_less[:, 0] >= -free[:, 0]) & (bytes_less[:, 1] <= free[:, 1])).all(axis=0)
         worst[~fits] = np.inf
         i, j = divmod(int(worst.argmin()), worst.shape[1])
-        if worst[i, j] < board.load[slow] - GAIN:
+        if worst[i, j] < load[slow] - GAIN:
             for item in mine.items(i):
                 _move(board, item, slow, other)
             for item in theirs.items(j):
@@ -65,7 +65,7 @@ class _Groups:
 
     def load(self, devices: list[int]) -> np.ndarray:
         """Loads that the groups add to devices, (D, G)."""
-        return self._sums(self.board.loads[self.form[:, None], DEVICE, devices].T)
+        return self._sums(self.board.loads[0][self.form[:, None], DEVICE, devices].T)
 
     def size(self, devices: list[int]) -> np.ndarray:
         """Bytes that the groups take of devices, (Q, D, G)."""

@@ -5,31 +5,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import ClassVar
 
 import numpy as np
 
 from shard_gym.errors import InfeasibleTask, InvalidTask
-from shard_gym.plan.feasibility import disproof
 from shard_gym.plan.forms import beyond_columns
 from shard_gym.plan.plan import Plan
-from shard_gym.simulators import FastSimulator, Simulator
-from shard_gym.simulators.base import plan_latency
+from shard_gym.simulators import Simulator
 from shard_gym.task.task import Task
-from shard_gym_agents.search.greedy import in_use, named, starts
 from shard_gym_agents.search.kinds import searched
 from shard_gym_agents.search.moves import finer, improve
 from shard_gym_agents.search.repair import feasible, go_home, redeal, repair
+from shard_gym_agents.search.seeds import best_seed, starts
 from shard_gym_agents.search.state import Board, Budget, Costs, State
 from shard_gym_agents.solvers.solver import Progress, require_fast, task_rng
 
 KICKS = (2, 5)  # pieces that change places at random when no change helps: from, below
 LEAPS, LEAPS_RISE = 0.3, 0.005  # share of the kicks that disregard memory at first: at most, and for each in vain
 LEAP_KICKS = 5
-FIRST = 0.4  # share of the budget for whole tables and columns, where tables may be sharded by more kinds
 IDLE = 1_000  # times that memory lets nothing move, after which a search gives up
 
 
@@ -58,7 +53,7 @@ class LocalSearch:
             return searched(task, require_fast(planner), budget, self.seed, self.progress).plan
         costs, rng = Costs(task, require_fast(planner)), task_rng(self.seed, task)
         board = Board(task, costs, self.splits)
-        state = feasible(board, starts(board, budget.worth_seconds), budget, rng)
+        state = feasible(board, starts(board, budget), budget, rng)
         return search(state, budget, rng, self.progress).plan()
 
 
@@ -66,7 +61,8 @@ class LocalSearch:
 class Auto:
     """The best plan found in the time given, never predicted to be worse than a greedy's, or the one in use.
 
-    Of the greedies cost-greedy is asked only where its questions leave most of the time to others.
+    Greedies that would not end within the budget are left out, and those that take more of it than they are likely
+    to be worth, once another one has found a plan.
 
     What a search wins on a fitted planner is in part what the planner gets wrong. So a plan takes the place of the best
     greedy's only where the predicted gain exceeds `sure` standard deviations of the planner (of the slowest device,
@@ -98,74 +94,20 @@ class Auto:
 
     def _planned(self, task: Task, planner: Simulator, budget: Budget) -> Plan:
         if beyond_columns(task):
-            return self._of_kinds(task, require_fast(planner), budget)
+            return searched(task, require_fast(planner), budget, self.seed, self.progress, self.sure).plan
         return self._of_tables(task, planner, budget)
-
-    def _of_kinds(self, task: Task, planner: FastSimulator, budget: Budget) -> Plan:
-        """The plan of a search over all kinds, which begins with one of whole tables and columns if that helps.
-
-        Where costs add up the search over all kinds needs no such help.
-        """
-        if planner.rates(task) is not None or not _columns_may_do(task):
-            return searched(task, planner, budget, self.seed, self.progress, self.sure).plan
-        progress = _falling(self.progress)
-        few = Budget(FIRST * budget.seconds, int(FIRST * budget.calls))
-        try:
-            start = replace(self, progress=progress)._of_tables(task, planner, few)
-        except InfeasibleTask:
-            start = None
-        if few.stopped and start is not None:
-            return start
-        rest = budget.less(few.calls)
-        found = searched(task, planner, rest, self.seed, progress, self.sure, start)
-        if start is None or found.makespan <= plan_latency(planner, task, start).makespan(task.objective):
-            return found.plan
-        return start
 
     def _of_tables(self, task: Task, planner: Simulator, budget: Budget) -> Plan:
         rng = task_rng(self.seed, task)
         board = Board(task, Costs(task, require_fast(planner)), splits="cw" in task.kinds_allowed)
-        greedy = self._best_greedy(board, budget)
-        start = greedy or feasible(board, starts(board, budget.worth_seconds), budget, rng)
+        greedy = best_seed(board, budget, task_rng(self.seed, task))
+        start = greedy or feasible(board, starts(board, budget), budget, rng)
         found = search(start, budget, rng, self.progress)
         if greedy is not None:
             gain = greedy.makespan - found.makespan
             if gain <= self.sure * board.costs.doubt(found.sums, greedy.sums):
                 return greedy.plan()
         return found.plan()
-
-    def _best_greedy(self, board: Board, budget: Budget) -> State | None:
-        """The best plan that a greedy finds without help, or the one in use, if there is any."""
-        states = (board.start(placement) for placement in _greedies(board, budget))
-        return min((state for state in states if not state.amiss), key=lambda state: state.makespan, default=None)
-
-
-def _columns_may_do(task: Task) -> bool:
-    """True if nothing that is counted says that whole tables and columns on single devices do not fit."""
-    if task.constraints.of_forms or "tw" not in task.kinds_allowed or "hbm" not in task.residences:
-        return False
-    return disproof(replace(task, kinds=(), splits_allowed="cw" in task.kinds_allowed, residences=("hbm",))) is None
-
-
-def _falling(progress: Progress | None) -> Progress | None:
-    """Progress that is told of a makespan only if it is the least so far; none where nobody follows."""
-    if progress is None:
-        return None
-    least = [np.inf]
-
-    def told(makespan: float, seconds: float) -> bool | None:
-        if makespan >= least[0]:
-            return False
-        least[0] = makespan
-        return progress(makespan, seconds)
-
-    return told
-
-
-def _greedies(board: Board, budget: Budget) -> Iterator[np.ndarray]:
-    yield from in_use(board)
-    yield from named(board)
-    yield from islice(starts(board, budget.worth_seconds), 2)
 
 
 def search(state: State, budget: Budget, rng: np.random.Generator, progress: Progress | None = None) -> State:

@@ -53,7 +53,7 @@ class OptionsModel(Linear):
             self.row(1.0, found, np.ones(len(found)), 1.0)
 
     def _keep(self) -> None:
-        """Keep pins, and tables apart that are on one device each."""
+        """Keep pins, tables apart that are on one device each, and most tables where they are, if so many must."""
         rules, table = self.choices.rules, self.choices.forms.table[self.form]
         on = self.choice == DEVICE
         for variable in np.flatnonzero(on & ~rules.allowed[table, self.target]).tolist():
@@ -63,6 +63,9 @@ class OptionsModel(Linear):
             for device in range(self.choices.task.num_devices):
                 variables = np.flatnonzero(rivals & (self.target == device))
                 self.row(-INFINITY, variables, np.ones(len(variables)), 1.0)
+        most = self.choices.task.constraints.max_moves
+        if most is not None and rules.away is not None:
+            self.row(-INFINITY, np.flatnonzero(on), rules.away[table, self.target][on], most)
 
     def at_least(self, result: int, loads: np.ndarray, offset: np.ndarray) -> None:
         """result >= loads, (R, 4, K), of the shards of any device, plus an offset, (K,)."""

@@ -135,7 +135,7 @@ class Resharding:
         items, kind = np.array(list(placed.board.chosen)), self.rng.random()
         some = np.array([item for item in items.tolist() if placed.moved[item].any()], np.int64)
         if kind > AWAY:
-            some = items[placed.board.cost[items, int(placed.board.load.argmax())] > 0] if kind < SLOW else items
+            some = items[placed.board.work[items, int(placed.board.time.argmax())] > 0] if kind < SLOW else items
         count = min(int(self.rng.integers(*OUT)), len(items))
         return list(dict.fromkeys(self.rng.permutation(some).tolist() + self.rng.permutation(items).tolist()))[:count]
 
@@ -175,9 +175,11 @@ class Placed:
     def __init__(self, call: Resharding, options: Mapping[int, Option]) -> None:
         search, self.traffic = call.search, call.traffic
         self.aim, self.costs, self.choices = call.aim, call.costs, search.choices
-        loads = search.loads + self.traffic.fresh * self.aim.per_step
+        loads = (search.loads + self.traffic.fresh * self.aim.per_step)[None]
         price = search.prices.price
-        self.board = Board(self.choices, loads, search.offset, price, search.unit, lambda _: 0.0)
+        self.board = Board(
+            self.choices, loads, search.offset.sum(axis=0, keepdims=True), price, search.unit, lambda _: 0.0
+        )
         self.moved: dict[int, np.ndarray] = {}
         self.bytes = np.zeros((2, call.task.num_devices), np.int64)
         size = self.choices.size[0, self.choices.forms.first[:-1], DEVICE, 0]
@@ -203,12 +205,10 @@ class Placed:
     def has_room(self, item: int, option: Option) -> bool:
         """True if memory, pins and tables that must be apart allow an option."""
         held = self.choices.size[:, option.form, option.choice] * self.choices.times(option)
-        rules = self.choices.rules
-        if rules.binding and option.choice == DEVICE:
-            there, rival = list(option.targets), rules.rival[item]
-            if not rules.allowed[item, there].all() or (rival >= 0 and self.board.near[rival, there].any()):
-                return False
-        return bool((held <= self.board.free).all())
+        bound = self.choices.rules.binding and option.choice == DEVICE
+        if bound and not self.board.allowed(item)[list(option.targets)].all():
+            return False
+        return bool((held <= self.board.free + self.choices.kept[item]).all())
 
     @property
     def complete(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from copy import copy
@@ -15,12 +16,15 @@ from shard_gym.plan.nodes import Nodes
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.rules import Rules
 from shard_gym.simulators import Counted, FastSimulator
+from shard_gym.simulators.base import embedded
 from shard_gym.task.task import Task
 from shard_gym_agents.search.rules import Standing
 from shard_gym_agents.solvers.solver import require_number
 
 CALLS_A_SECOND = 100_000
 GRACE = 0.1  # seconds that a first plan may take, whatever the budget
+TOLD = 8, 1 / 64  # pieces, and their share, after which one sees how fast a greedy is
+OVER = 0.1  # share of the budget by which a greedy may be late: its plan is worth more than what is left of the time
 EXACT_SHARDS = 2**18  # asked about at the start for what each piece adds; beyond, its share is guessed
 RULE = 2**53  # bytes of overflow that a broken rule counts as: more than any
 BALANCE = 0.01  # weight of the unevenness of all devices beside the makespan
@@ -54,14 +58,14 @@ class Costs:
         self.planner = Counted(planner)  # what this search asks, whatever was asked before
         self.kernel = task.objective == "kernel"
         self.slowness = 1 / np.array(task.speed)
-        self._alike = task.computation(task.num_devices)  # any shards can be asked about together
+        self._alike: dict[int, Task] = {}  # of so many devices, on which any shards can be asked about together
 
     def plans(self, sums: np.ndarray) -> Parts:
         """Whole plans from each device's sum, (..., K, H)."""
-        latency = self.planner.decode(self.task, sums)
         if self.kernel:
-            own = latency.compute
+            own = self.planner.cost(self.task, sums)
             return Parts(np.zeros_like(own), own)
+        latency = self.planner.decode(self.task, sums)
         return Parts(latency.forward_compute, latency.forward_comm + latency.backward_comm + latency.backward_compute)
 
     def compute(self, sums: np.ndarray, device: np.ndarray | int) -> np.ndarray:
@@ -69,10 +73,13 @@ class Costs:
 
         A device's computation depends on nothing but its own tables and its speed.
         """
-        k, shards = self.task.num_devices, len(sums)
+        shards = len(sums)
+        k = min(self.task.num_devices, 1 << max(0, shards - 1).bit_length())
+        if k not in self._alike:
+            self._alike[k] = self.task.computation(k)
         packed = np.zeros((-(-shards // k), k, sums.shape[-1]))
         packed.reshape(-1, sums.shape[-1])[:shards] = sums
-        return self.planner.decode(self._alike, packed).compute.ravel()[:shards] * self.slowness[device]
+        return self.planner.cost(self._alike[k], packed).ravel()[:shards] * self.slowness[device]
 
     def scaling_share(self, sums: np.ndarray) -> float:
         """Share of the devices' own cost that goes with their speed, of one plan: computation does, links do not."""
@@ -101,7 +108,7 @@ class Budget:
         if not seconds >= 0 or calls < 0:
             raise InvalidTask(f"a search needs budget >= 0 seconds and calls >= 0, got {seconds}, {calls}")
         self.start = time.perf_counter()
-        self.seconds, self.calls = seconds, calls
+        self.seconds, self.calls, self.grace = seconds, calls, GRACE
         self.stopped = False  # by whoever follows the search
 
     @property
@@ -114,12 +121,6 @@ class Budget:
         """Seconds that the budget stands for, about, for choices that depend on how much there is to spend."""
         return self.calls / CALLS_A_SECOND if self.calls else self.seconds
 
-    def less(self, calls: int) -> Budget:
-        """The budget without so many calls; its seconds go on."""
-        rest = Budget(self.seconds, max(0, self.calls - calls))
-        rest.start = self.start
-        return rest
-
     def over(self, costs: Costs, share: float = 1.0) -> bool:
         """True if that share of the budget is spent."""
         spent, whole = (costs.planner.calls, self.calls) if self.calls else (self.spent_seconds, self.seconds)
@@ -128,7 +129,30 @@ class Budget:
     @property
     def hopeless(self) -> bool:
         """True when the search for any plan at all should end; a budget of plans asked about does not say when."""
-        return not self.calls and self.spent_seconds >= max(self.seconds, GRACE)
+        return not self.calls and self.spent_seconds >= max(self.seconds, self.grace)
+
+    @property
+    def left_seconds(self) -> float:
+        """Seconds that are left; of a budget of plans asked about as many as anything takes."""
+        return math.inf if self.calls else self.seconds - self.spent_seconds
+
+
+class Late(Exception):
+    """A greedy would end after the budget."""
+
+
+class Pace:
+    """The clock of a greedy of so many pieces: it stops one that would end after the budget, once that shows."""
+
+    def __init__(self, budget: Budget, pieces: int) -> None:
+        self.begun, self.pieces, self.done, self.told = time.perf_counter(), pieces, 0, max(TOLD[0], TOLD[1] * pieces)
+        self.left = budget.left_seconds + OVER * budget.seconds
+
+    def step(self, pieces: int = 1) -> None:
+        """Count pieces that are placed."""
+        self.done += pieces
+        if self.done >= self.told and (time.perf_counter() - self.begun) * self.pieces > self.left * self.done:
+            raise Late
 
 
 class Board:
@@ -144,7 +168,7 @@ class Board:
         self.none = len(self.nodes)  # a node of no size and no cost
         self.whole = self.nodes.whole[self.rules.leads]  # to begin with
         self.table = np.append(self.nodes.table, -1)
-        self.embedding = self._merged(costs.planner.embed(pieces))
+        self.embedding = self._merged(embedded(costs.planner, pieces))
         self.size = self._merged(self.nodes.size)
         self.dim = self._merged(pieces.tables.columns_sent)
         self.single = costs.compute(self.embedding, 0)  # computation of each piece alone, on the first device
@@ -265,8 +289,10 @@ class State:
 
     def refresh(self, devices: Iterable[int]) -> None:
         """Ask what the pieces of these devices add to the cost there."""
-        pieces = np.flatnonzero(np.logical_or.reduce([self.device == d for d in devices]))
-        at_once = max(1, EXACT_SHARDS // len(self.free))
+        asked = np.zeros(len(self.free), bool)
+        asked[list(devices)] = True
+        pieces = np.flatnonzero(asked[self.device])
+        at_once = EXACT_SHARDS if self.board.costs.kernel else max(1, EXACT_SHARDS // len(self.free))
         for start in range(0, len(pieces), at_once):
             self._ask_added(pieces[start : start + at_once])
 

@@ -47,7 +47,7 @@ def _board(choices: Choices, cost: np.ndarray) -> Board:
     span[:, DEVICE], span[:, HOST] = forms.pieces, forms.pieces * task.devices_per_host
     share = np.maximum(cost, np.finfo(np.float64).tiny)[forms.table, None] / span
     unit = max(float(cost.sum()) / k, 1e-300)
-    return Board(choices, share[..., None] / np.array(task.speed), np.zeros(k), np.zeros(2), unit)
+    return Board(choices, share[None, ..., None] / np.array(task.speed), np.zeros((1, k)), np.zeros(2), unit)
 
 
 def _ways(choices: Choices) -> list[np.ndarray]:

@@ -17,7 +17,8 @@ from shard_gym.plan.placing import one
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.rules import Rules
 from shard_gym.simulators import Simulator, single_costs
-from shard_gym.simulators.base import costs_with
+from shard_gym.simulators.base import embedded
+from shard_gym.simulators.single import cheapest_in_turn, costs_with
 from shard_gym.tables.pool import TablePool
 from shard_gym.task.task import Task
 from shard_gym_agents.search import kinds
@@ -64,8 +65,9 @@ class Greedy:
                 full.append(heapq.heappop(devices))
             if not devices:
                 raise dead_end(placing, t)
-            load, used, placement[t] = devices[0]
-            heapq.heapreplace(devices, (load + costs[t] / speed[placement[t]], used + sizes[t], placement[t]))
+            load, used, device = devices[0]
+            heapq.heapreplace(devices, (load + costs[t] / speed[device], used + sizes[t], device))
+            placement[t] = device
             for entry in full:
                 heapq.heappush(devices, entry)
         return Plan(tuple(rules.as_leader(placement)))
@@ -118,7 +120,10 @@ class CostGreedy:
         planner, rules = require_fast(planner), Rules.of(task)
         if beyond_columns(task):
             return kinds.greedy(task, planner)
-        tables = rules.merged(planner.embed(task))
+        tables = rules.merged(embedded(planner, task))
+        order = np.argsort(-rules.merged(single_costs(planner, task)), kind="stable")
+        if not rules.binding and (found := cheapest_in_turn(task, planner, tables, order)) is not None:
+            return Plan(tuple(found.tolist()))
         placing = one(Options.of(task, tables, rules), track=True)
         sums = placing.sums[0]
 
@@ -131,5 +136,4 @@ class CostGreedy:
             legal = placing.legal(table)[0]
             return int(np.where(legal, cost, np.inf).argmin()) if legal.any() else -1
 
-        order = np.argsort(-rules.merged(single_costs(planner, task)), kind="stable")
         return Plan(tuple(follow(placing, order, cheapest).tolist()))

@@ -11,6 +11,7 @@ import numpy as np
 from shard_gym.errors import InfeasibleTask, InvalidPlan, InvalidTask, SimulatorError
 from shard_gym.plan.forms import beyond_columns
 from shard_gym.plan.plan import Plan
+from shard_gym.records.guard import expect
 from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.task.task import Constraints, Task
 
@@ -25,6 +26,7 @@ np.empty(2**24, np.uint8)
 
 def task_rng(seed: int, task: Task) -> np.random.Generator:
     """Seeded by (seed, task), so that a task is solved the same way in any order."""
+    expect(task, Task, InvalidTask)
     if not isinstance(seed, int | np.integer) or seed < 0:
         raise InvalidTask(f"a seed is a whole number from 0, got {seed!r}")
     return np.random.default_rng([int(seed), int(task.hash, 16)])
@@ -76,7 +78,7 @@ def require_fast(planner: Simulator) -> FastSimulator:
     """The planner, if it can be asked on running sums."""
     if not isinstance(planner, FastSimulator):
         raise SimulatorError(
-            f"this solver keeps running sums of embeddings and {planner.id} has none: "
+            f"this solver keeps running sums of embeddings and {getattr(planner, 'id', planner)!s:.60} has none: "
             "plan with a roofline or a learned simulator, and let this one judge"
         )
     return planner

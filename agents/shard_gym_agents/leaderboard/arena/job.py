@@ -1,0 +1,54 @@
+"""A job of a leaderboard, and how its agent is built and described: in a process of the agent's."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import shard_gym_agents
+from shard_gym.results.evaluate import Solver, config, track
+from shard_gym_agents.learners.trained import Trained
+
+
+@dataclass(frozen=True)
+class Job:
+    """One agent with one seed on one suite."""
+
+    suite: str
+    agent: str  # a registered name, or module:Class
+    seed: int
+    planner: str
+    judge: str
+    split: str = "test"
+    budget: float | None = None  # seconds, where the agent takes one
+    time_limit: float = 60.0  # seconds a task
+    checkpoint: str = ""  # weights instead of those that the agent ships with
+
+
+def build(job: Job) -> Solver:
+    """The job's agent with its seed, suite and what else was asked for, as far as its constructor takes them."""
+    offered = {"seed": job.seed, "suite": job.suite, "budget": job.budget, "checkpoint": job.checkpoint or None}
+    takes = shard_gym_agents.options(job.agent)
+    given = {name: value for name, value in offered.items() if name in takes and value is not None}
+    solver = shard_gym_agents.make(job.agent, **given)
+    if isinstance(solver, Trained):
+        solver.require_planner(job.planner)
+    return solver
+
+
+def describe_solver(solver: Any) -> dict[str, Any]:
+    """Describe an agent before it runs: track, configuration, source, and whether it is deterministic."""
+    deterministic = bool(getattr(solver, "deterministic", False))
+    source = inspect.getsourcefile(type(solver))
+    digest = ""
+    if source is not None:
+        with open(source, "rb") as file:
+            digest = hashlib.sha256(file.read()).hexdigest()
+    return {
+        "track": track(solver),
+        "deterministic": deterministic,
+        "config": config(solver),
+        "source": digest,
+    }
