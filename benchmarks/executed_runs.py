@@ -23,7 +23,6 @@ from torchrec.distributed.sharding_plan import (
     table_row_wise,
 )
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
-from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.optim import RowWiseAdagrad
 
 from benchmarks import recommenders
@@ -37,7 +36,8 @@ from shard_gym.task.task import Task
 from shard_gym.torchrec.modules import collections_of, task_of_module
 from shard_gym.torchrec.plans import to_torchrec
 from shard_gym_agents import make
-from shard_gym_agents.models import of_first_rank
+from shard_gym_agents.model_tasks import of_first_rank
+from shard_gym_agents.models import plan_model
 
 STEPS = 20
 OPTIMIZERS: dict[str, Any] = {
@@ -46,8 +46,10 @@ OPTIMIZERS: dict[str, Any] = {
 }
 KINDS = ("tw", "cw", "rw", "twrw", "grid", "dp")
 RESIDENCES = ("uvm", "cached")  # of tables that are table-wise
-PLANNED, THEIRS = "ours", "TorchRec's"
-WAYS = (*KINDS, *RESIDENCES, PLANNED, THEIRS)
+PLANNED, DEFAULT, THEIRS = "ours", "plan_model", "TorchRec's"
+WAYS = (*KINDS, *RESIDENCES, PLANNED, DEFAULT, THEIRS)
+LARGE = 2**18  # samples of the step that `plan_model` plans for: copies pay then
+WIRES = {"port": 6e8, "uplink": 1e8}
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def task_of(model: nn.Module, world: int, per_host: int, optimizer: str) -> Task
         batch=recommenders.SAMPLES,
         optimizer=optimizer,
         objective="iteration",
-        links=Links(port=6e8, group=per_host, uplink=1e8),
+        links=Links(group=per_host, **WIRES),
         kinds=KINDS,
         residences=("hbm", *RESIDENCES),
         host_memory=2**30,
@@ -113,25 +115,22 @@ def task_of(model: nn.Module, world: int, per_host: int, optimizer: str) -> Task
 
 
 def sharding_plan_of(model: nn.Module, case: Case, per_host: int) -> ShardingPlan:
-    """The case's plan as TorchRec takes it. A feature-processed collection is planned as the one inside it."""
+    """The case's plan as TorchRec takes it."""
     world = distributed.get_world_size()
     if case.way == THEIRS:
         topology = Topology(world, "cpu", local_world_size=per_host)
         planner = EmbeddingShardingPlanner(topology, batch_size=recommenders.SAMPLES // world, stats=[])
         return planner.collective_plan(model, get_default_sharders(), distributed.group.WORLD)
-    processed = [
-        (path, part._embedding_bag_collection)
-        for path, part in model.named_modules()
-        if isinstance(part, FeatureProcessedEmbeddingBagCollection)
-    ]
-    path, part = processed[0] if processed else ("", model)
-    task = task_of(part, world, per_host, case.optimizer)
+    if case.way == DEFAULT:
+        ids = {name: float(n) for table in recommenders.MODELS[case.model][1] for name, n in table.ids.items()}
+        links = Links(group=per_host, **WIRES) if per_host < world else None
+        return plan_model(model, world, 1, device="cpu", batch=LARGE, pooling=ids, links=links).sharding_plan
+    task = task_of(model, world, per_host, case.optimizer)
     plan = of_first_rank(lambda: plan_of(case.way, task))
     try:
-        found = to_torchrec(plan, task, part, local_world_size=per_host, device="cpu")
+        return to_torchrec(plan, task, model, local_world_size=per_host, device="cpu")
     except InvalidPlan:
         return of_torchrec(model, case.way, per_host)  # whose own words are of interest
-    return ShardingPlan({path: found.plan[""]}) if processed else found
 
 
 def of_torchrec(model: nn.Module, way: str, per_host: int) -> ShardingPlan:

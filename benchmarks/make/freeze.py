@@ -40,8 +40,8 @@ REFERENCE_PLANS, PLANS_OF_KINDS = 1_000, 100
 MIXED_DIMS = np.array([4, 8, 16, 32, 64, 128])
 # Memory of each device over the mean load, of suites of all kinds. Below 1 some rows live in the host's memory.
 SHARE_OF_LOAD = {
-    "tight-80x8-allkinds": 0.35,
-    "tightmix-80x8-allkinds": 0.35,
+    "tight-80x8-allkinds": 0.5,
+    "tightmix-80x8-allkinds": 0.5,
     "wide-300x16-allkinds": 0.4,
 }
 WIDE_DIMS, MOST_DOUBLINGS = np.array([4, 8, 16, 32, 64, 128, 256, 512]), 8

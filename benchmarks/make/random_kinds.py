@@ -1,8 +1,9 @@
 """Random plans of tasks of all kinds of sharding, many at once: what their frozen references are made of.
 
 Tables are whole, each on a random device, its rows in a random one of the places they may live in, as far as there is
-room; the largest come first. A table larger than a device lies by rows on all of them. Copies and pieces are left out:
-a random plan with copies of large tables is many times slower than any that is meant to be good.
+room; the largest come first. A table larger than a device, or than what is left of any device in all of these plans,
+lies by rows on all of them. Copies and pieces are left out: a random plan with copies of large tables is many times
+slower than any that is meant to be good.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ def random_makespans(task: Task, simulator: FastSimulator, count: int, rng: np.r
     stuck, plans = np.zeros(count, bool), np.arange(count)
     for table in np.argsort(-table_bytes(task), kind="stable").tolist():
         rows = slice(forms.first[table], forms.first[table] + len(forms.residences))
-        choice = DEVICE if forms.fits[rows, DEVICE][0] else ALL
-        size, vector = forms.bytes[:, rows, choice], forms.vector[rows][:, forms.column[choice]]  # (2, r, K), (r, K, H)
+        choice, size = DEVICE, forms.bytes[:, rows, DEVICE]  # (2, r, K)
         fits = np.all(size <= free[:, :, None], axis=1)  # (P, r, K)
-        if choice == ALL:
-            fits = fits.all(axis=2, keepdims=True)
+        if not (forms.fits[rows.start, DEVICE] and fits.any()):
+            choice, size = ALL, forms.bytes[:, rows, ALL]
+            fits = np.all(size <= free[:, :, None], axis=(1, 3))[:, :, None]
+        vector = forms.vector[rows][:, forms.column[choice]]  # (r, K, H)
         drawn = np.where(fits, rng.random(fits.shape), -1.0).reshape(count, -1)
         residence, device = np.divmod(drawn.argmax(axis=1), fits.shape[2])
         stuck |= drawn.max(axis=1) < 0

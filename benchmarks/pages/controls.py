@@ -31,7 +31,7 @@ from shard_gym.plan.placing import one
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.rules import Rules
 from shard_gym.simulators import FastSimulator, Latency, Simulator, single_costs
-from shard_gym.simulators.base import costs_with
+from shard_gym.simulators.single import costs_with
 from shard_gym.task import suites
 from shard_gym.task.suites import Suite
 from shard_gym.task.task import Task

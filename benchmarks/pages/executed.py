@@ -1,7 +1,7 @@
 """Plans of every kind, trained by TorchRec on gloo: `python -m benchmarks.executed`.
 
 Five small models are trained for 20 steps on two processes, and on four that stand for two hosts of two, all their
-tables in one way: each kind, rows in the host's memory, our plan of all kinds, and that of TorchRec's planner. Losses
+tables in one way: each kind, rows in the host's memory, our plans of all kinds, and that of TorchRec's planner. Losses
 are compared with those of the same model unsharded, on one process. Writes benchmarks/results/executed.md, and
 executed.json, which has the exact numbers. It needs TorchRec and takes five minutes on two cores.
 """
@@ -17,6 +17,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from benchmarks import pages
+from shard_gym.records.commands import names
 
 if TYPE_CHECKING:
     from benchmarks.executed_runs import Trained
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 WORLDS = ((2, 2), (4, 2))  # processes, and how many of them one host has
 ENOUGH = 1e-5  # losses that differ by no more are equal
 OPTIMIZERS = ("sgd", "rowwise_adagrad")
+SCHEMA = "shard-gym/executed/1"
 HEAD = ("sharded", "tables", "loss, SGD", "loss, row-wise Adagrad", "step, ms", "CPU, ms")
 ABOUT = f"""\
 # Plans of every kind, trained by TorchRec on gloo
@@ -32,8 +34,9 @@ ABOUT = f"""\
 *loss*: the largest difference of a step's mean loss from that of the same model unsharded, in bold above {ENOUGH:g}.
 *step*: its median by the clock, of processes with one thread each; *CPU*: what the busiest of them computes in it.
 Processes share {{cores}} cores with whatever else runs there, so compare times of one table only, and roughly. *ours*
-is `auto`'s plan in 0.2 s by `torchrec:cuda-v1`, an estimate of GPUs, *TorchRec's* that of its
-`EmbeddingShardingPlanner` for CPUs: neither is made for these times.
+is `auto`'s plan in 0.2 s by `torchrec:cuda-v1`, an estimate of GPUs, *plan_model* what that gives unless told more
+than batch ({2**18:,} samples over all processes), ids and links, *TorchRec's* the plan of its
+`EmbeddingShardingPlanner` for CPUs: none is made for these times.
 
 {{equal}} of {{trained}} trainings have the losses of the unsharded model to {ENOUGH:g}; with tables that are not
 trained losses differ by {{matter:.2g}} at least. {{rest}}
@@ -49,16 +52,19 @@ def measure(options: argparse.Namespace) -> pages.Found:
     from benchmarks.recommenders import MODELS
     from shard_gym.torchrec.launch import launch
 
+    ways = options.ways or runs.WAYS
     alone = {each: runs.unsharded(*each) for each in product(MODELS, OPTIMIZERS)}
     frozen = {each: runs.unsharded(*each, frozen=True) for each in alone}
     matter = min(differ(frozen[each], alone[each]) for each in alone)
-    cases = [runs.Case(*each) for each in product(MODELS, runs.WAYS, OPTIMIZERS)]
-    rows: list[pages.Row] = []
+    cases = [runs.Case(*each) for each in product(MODELS, ways, OPTIMIZERS)]
+    before = pages.kept_of(options.out / "executed.json", SCHEMA)["rows"] if options.ways else []
+    rows: list[pages.Row] = [row for row in before if row["way"] not in ways]
     for world, per_host in WORLDS:
         ranks = launch(runs.run, world, cases, per_host, per_host=per_host, patience=60.0)
         for case, found in zip(cases, zip(*ranks, strict=True), strict=True):
             rows.append({**asdict(case), "world": world, **row(found, alone[case.model, case.optimizer])})
-    return {"cores": os.cpu_count(), "matter": matter, "rows": rows}
+    rows.sort(key=lambda row: runs.WAYS.index(row["way"]))
+    return {"cores": os.cpu_count(), "matter": matter, "only": options.ways or [], "rows": rows}
 
 
 def differ(one: Trained, other: Trained) -> float:
@@ -89,7 +95,7 @@ def page(found: pages.Found) -> str:
     split = [row for row in odd if row["optimizer"] != "sgd" and pieces(row)]
     rest = f"Of the other {len(odd)}, {len(split)} are by row-wise Adagrad and have columns split."
     about = ABOUT.format(
-        made=f"Made by `{found['command']}`.",
+        made=f"Made by `{found['command']}`{', the other rows by a run before' if found['only'] else ''}.",
         cores=found["cores"],
         equal=len(trained) - len(odd),
         trained=len(trained),
@@ -124,7 +130,8 @@ def line(rows: Sequence[pages.Row]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write the page; returns the exit code."""
     made = pages.parser("executed", __doc__)
-    return pages.run(made, measure, page, arguments, schema="shard-gym/executed/1")
+    made.add_argument("--ways", type=names, help="measure these ways only, and keep the other rows of the page")
+    return pages.run(made, measure, page, arguments, schema=SCHEMA)
 
 
 if __name__ == "__main__":

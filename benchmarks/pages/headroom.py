@@ -36,6 +36,8 @@ from shard_gym.plan.plan import Plan
 from shard_gym.records import commands, ledger
 from shard_gym.records.commands import names, seconds
 from shard_gym.records.files import write_whole
+from shard_gym.records.locks import held
+from shard_gym.records.processes import end_with_parent
 from shard_gym.records.progress import ProgressBar
 from shard_gym.results.evaluate import run, score
 from shard_gym.simulators import FastSimulator, Simulator
@@ -303,6 +305,10 @@ class SuiteSearch:
 
     def write(self) -> None:
         """Keep better plans where asked to, and write the cards of all tasks touched since."""
+        with held(self.cards_path.parent, wait=True):
+            self._write()
+
+    def _write(self) -> None:
         if self.options.update_best:
             twins = self.twins()
             offered = [(self.tasks[i].hash, entry) for i in self.touched for entry in self.offers(i, twins)]
@@ -341,7 +347,12 @@ class SuiteSearch:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Search, write, and print where."""
-    return commands.run(_parser(), _run, arguments)
+    return commands.run(_parser(), _alone, arguments)
+
+
+def _alone(options: argparse.Namespace) -> int:
+    with held(options.runs):
+        return _run(options)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -374,7 +385,7 @@ def _search(campaigns: list[SuiteSearch], workers: int) -> None:
     work = [(campaign, index) for campaign in campaigns for index in range(len(campaign.tasks))]
     progress = ProgressBar(sum(len(campaign.attempts(campaign.tasks[index])) for campaign, index in work))
     alone = workers == 1
-    processes = nullcontext() if alone else ProcessPoolExecutor(workers, mp_context=get_context("forkserver"))
+    processes = nullcontext() if alone else ProcessPoolExecutor(workers, get_context("forkserver"), end_with_parent)
     threads = ThreadPoolExecutor(workers)
     with processes as pool:
         call: Call = try_on if pool is None else lambda *what: pool.submit(try_on, *what).result()

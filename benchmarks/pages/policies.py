@@ -21,6 +21,7 @@ from benchmarks.pages import Found
 from shard_gym import simulators
 from shard_gym.errors import InvalidTask, ShardGymError, UnknownName
 from shard_gym.records.files import read_json
+from shard_gym.records.processes import end_with_parent
 from shard_gym.results.evaluate import judged, run, template
 from shard_gym.task import suites
 from shard_gym.task.suites import Suite
@@ -99,7 +100,7 @@ def train_all(wanted: Sequence[Wanted], runs: Path, workers: int = 1) -> dict[Wa
     missing = [one for one in dict.fromkeys(wanted) if not _done(one, runs)]
     if workers > 1 and len(missing) > 1:
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        with ProcessPoolExecutor(workers, context, end_with_parent) as pool:
             list(pool.map(partial(_train, runs=runs), missing))
     else:
         for one in missing:

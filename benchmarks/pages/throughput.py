@@ -4,7 +4,8 @@
 
 Times are the median and the best of the repeats. Every case runs in a process of its own: once a process has
 freed a large array, glibc keeps such memory, and what is measured later is up to twice as fast. Steps take turns
-with those of gymnasium's CartPole-v1 in one process, so that the ratio survives a change of clock rate.
+with those of gymnasium's CartPole-v1 in one process, so that the ratio survives a change of clock rate. `--base TREE`
+compares with another checkout instead, see `benchmarks.pages.ratios`; `--check` fails where a target is missed.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ import numpy as np
 
 import shard_gym_agents
 from benchmarks import pages
+from benchmarks.pages import ratios
 from benchmarks.vector_throughput import Player, calls, cart_pole, make
 from shard_gym import simulators
+from shard_gym.errors import UnknownName
 from shard_gym.memory.usage import device_sums
 from shard_gym.records import commands
 from shard_gym.records.commands import count
@@ -227,12 +230,12 @@ CASES: dict[str, list[Case]] = {
     ],
     "vector": [
         *(
-            partial(vector, observation=o, target=target)
-            for o, target in (("table", 5.0), ("full", 2.0), ("set", None))
+            partial(vector, observation=o, target=target, share=share)
+            for o, target, share in (("table", 5.0, 2.0), ("full", 2.0, 0.4), ("set", None, 0.3))
         ),
         *(partial(vector, observation=o, target=None, simulator_id=ROOFLINE) for o in ("table", "full")),
-        partial(vector, observation="flat", target=None, name="Core-60x4", share=0.25),
-        partial(vector, observation="flat", target=None),
+        partial(vector, observation="flat", target=None, name="Core-60x4", share=0.4),
+        partial(vector, observation="flat", target=None, share=0.4),
     ],
     "imports": [imports],
     "plans": [
@@ -268,18 +271,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and print each figure when it is there."""
     made = commands.parser("python -m benchmarks.throughput", __doc__)
     made.add_argument("--json", action="store_true", help="print one JSON object a line")
-    made.add_argument("--only", default="", choices=CASES, help="one group of cases")
+    made.add_argument(
+        "--only", default="", help=f"one group of cases ({', '.join(CASES)}), or of --base part of a name"
+    )
+    made.add_argument("--base", default="", help="a checkout of another commit, to compare with")
+    made.add_argument("--check", action="store_true", help="fail if a target is missed")
     made.add_argument("--repeats", type=count, default=15)
     return commands.run(made, tell, arguments)
 
 
 def tell(options: argparse.Namespace) -> None:
     """Print the figures, from one core and one thread."""
+    if not options.base and options.only not in ("", *CASES):
+        raise UnknownName("group", options.only, CASES)
     pages.one_core()  # before the processes of the cases import numpy
     if not options.json:
         print(f"{'':48} {'median':>10} {'best':>10} {'target':>7}  {'unit':12} ratio")
-    for f in measure(options.only, options.repeats):
+    missed = []
+    for f in over_base(options) if options.base else measure(options.only, options.repeats):
         print(json.dumps(asdict(f) | {"ratio": f.ratio}) if options.json else f.line(), flush=True)
+        missed += [f.what] * (f.ratio is not None and f.ratio > 1)
+    if options.check and missed:
+        raise SystemExit(f"targets missed: {'; '.join(missed)}")
+
+
+def over_base(options: argparse.Namespace) -> Iterator[Figure]:
+    """Speed of this tree over that of another one."""
+    for row, seconds, times in ratios.ratios(options.base, options.only, options.repeats):
+        what = f"{row.what}, {1e3 * seconds:.4g} ms"
+        yield Figure(what, "x base", times, times, row.at_least, True)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ MANY = 1024
 ENVIRONMENTS = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536)
 DEVICES = tuple(range(8, 81, 8))
 OTHERS = ("Core-80x8", "Tight-80x8", "Hetero-80x8", "Mixed-10to59x4", "Mixed-10to59x4-Split", "Prod-1000x128")
+OTHERS += ("Core-80x8-AllKinds", "TightMix-80x8-AllKinds")
 LONG_RUN = 10_000_000  # steps
 LEAST_STEPS = 50_000  # of a repeat, all environments together
 LONGEST = 15.0  # seconds of CPU time after which there are no more repeats, once there are three

@@ -13,7 +13,7 @@ from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 
-from benchmarks.programs import ENV_ID, TABLES, Clock, Options, Row, run, trained
+from benchmarks.programs import ENV_ID, KINDS_ID, TABLES, Clock, Options, Row, run, trained
 
 LONGER = 5  # times the seconds, for PPO
 ON_POLICY = {"n_steps": 4 * TABLES, "batch_size": 8 * TABLES, "learning_rate": 1e-3, "gamma": 1.0}
@@ -74,18 +74,20 @@ def player(model: Any) -> Callable[[Any, np.ndarray], np.ndarray]:
     return act
 
 
-def train(name: str, options: Options) -> Row:
+def train(name: str, options: Options, env_id: str = ENV_ID) -> Row:
     """One algorithm."""
     algorithm, policy, of_env, settings = ALGORITHMS[name]
     until = Until(options.seconds * (LONGER if name == "PPO" else 1))
-    envs = make_vec_env(f"shard_gym:{ENV_ID}", NUM_ENVS, seed=0, env_kwargs=of_env)
+    envs = make_vec_env(f"shard_gym:{env_id}", NUM_ENVS, seed=0, env_kwargs=of_env)
     model = algorithm(policy, envs, seed=0, device="cpu", **settings)
     model.learn(STEPS, callback=until)
     spent, told = until.clock(), {"n_envs": NUM_ENVS, **of_env, **settings}
     listed = ", ".join(f"{key}={value}" for key, value in told.items())
-    return trained(model.num_timesteps, spent, player(model), listed)
+    return trained(model.num_timesteps, spent, player(model), listed, env_id)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    run(("stable-baselines3", "sb3-contrib"), {name: partial(train, name) for name in ALGORITHMS})
+    trials = {name: partial(train, name) for name in ALGORITHMS}
+    trials["MaskablePPO, all kinds"] = partial(train, "MaskablePPO", env_id=KINDS_ID)
+    run(("stable-baselines3", "sb3-contrib"), trials)
