@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from shard_gym import Task, simulators
+from shard_gym import Task, core, simulators
 from shard_gym.tables.pool import GB
 from tests.pool_helpers import fp16_pool as make_pool
 
@@ -33,6 +33,19 @@ def roofline():
 @pytest.fixture
 def rng():
     return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module", params=["numpy", "c"])
+def each_core(request):
+    """The core in use: modules that use this fixture are run with both, where C was built."""
+    if request.param == "c":
+        if core.load("") is None:
+            pytest.skip("no compiled core here")
+        yield "c"
+    else:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(core, "compiled", lambda: None)
+            yield "numpy"
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,9 @@
 
 import numpy as np
 
+from shard_gym import Task
 from shard_gym.measuring.measurements import Measurements, pool_named
+from shard_gym.tables.metasyn import load_metasyn
 from shard_gym.tables.pool import TablePool
 
 BATCH = 2048
@@ -44,3 +46,11 @@ def made_up(shards: int, seed: int = 0, pool: str = "metasyn_0_856", noise: floa
         pools=(pool,),
         card={"batch": BATCH, "hardware": "made up"},
     )
+
+
+def draw_task(seed: int, objective: str = "kernel", n: int = 40, **changes) -> Task:
+    """Tables of many widths, up to n of them, on eight devices with room for all."""
+    rng, pool = np.random.default_rng(seed), load_metasyn()
+    tables = pool.take(rng.choice(len(pool), int(rng.integers(1, n)))).with_()
+    tables = tables.with_(dim=rng.choice([4, 16, 64, 128], len(tables)))
+    return Task(tables, memory=(2**40,) * 8, objective=objective, **({"batch": BATCH} | changes))

@@ -138,11 +138,9 @@ def test_a_round_of_local_search_is_bounded(monkeypatch):
     tables = make_pool(rows=1_000, dim=16, pooling=np.linspace(0.1, 9, 2_000))
     task = Task(tables, memory=(10**9,) * 2)
     asked = []
-    decode = simulators.Roofline.decode
-    monkeypatch.setattr(
-        simulators.Roofline, "decode", lambda s, t, sums: asked.append(sums.shape) or decode(s, t, sums)
-    )
-    make("local-search", budget=0.2)(task, SIMULATOR)
+    cost = simulators.Roofline.cost
+    monkeypatch.setattr(simulators.Roofline, "cost", lambda s, t, sums: asked.append(sums.shape) or cost(s, t, sums))
+    make("local-search", calls=50_000)(task, SIMULATOR)
     assert max(shape[0] for shape in asked if len(shape) == 3) <= 25_000
 
 
@@ -234,7 +232,7 @@ def test_local_search_is_never_worse_than_where_it_starts(key):
     suite = suites.get(key)
     judge = simulators.make(suite.judge)
     for task in suite.tasks("val")[:3]:
-        found = score(task, make("local-search", budget=0.05)(task, judge), judge)
+        found = score(task, make("local-search", calls=1_000)(task, judge), judge)
         assert found.feasible
         try:
             start = score(task, make("cost-greedy")(task, judge), judge).makespan

@@ -8,7 +8,8 @@ import pytest
 from shard_gym.errors import CorruptFile, InvalidPool, UnknownName
 from shard_gym.tables.files import load_pool
 from shard_gym.torchrec.batches import Profiler
-from shard_gym.torchrec.logs import Hashes, Log, bags_of, profile_log
+from shard_gym.torchrec.cells import Hashes, bags_of
+from shard_gym.torchrec.logs import Log, profile_log
 from shard_gym_agents.cli.logs import profile as main
 
 pyarrow = pytest.importorskip("pyarrow")

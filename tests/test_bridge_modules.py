@@ -203,7 +203,9 @@ def test_other_modules_with_tables_are_refused():
         remapped, ManagedCollisionCollection({"a": collisions}, remapped.embedding_bag_configs())
     )
     for module in (fused, managed, Quantised([table], is_weighted=False, device=META)):
-        with pytest.raises(InvalidPool, match=f"inner.1 is a {type(module).__name__}: tables of .*, no others"):
+        with pytest.raises(
+            InvalidPool, match=rf"inner.1 is a torchrec\S+\.{type(module).__name__}: tables of .*, no others"
+        ):
             collections_of(Model(module))
 
 

@@ -123,6 +123,8 @@ def test_a_saved_policy_plans_the_same(tmp_path):
 def test_what_it_cannot_do_is_refused():
     with pytest.raises(InvalidTask, match="does not split"):
         Learner(suites.get("tightmix-80x8-split"), SMALL, 0)
+    with pytest.raises(InvalidTask, match="whole tables: train dreamshard-planner, maskable-ppo or autoshard"):
+        Learner(suites.get("core-80x8-allkinds"), SMALL, 0)
     for wrong in ({"plans": 0}, {"calls": 0}, {"sharpness": -1.0}):
         with pytest.raises(InvalidTask, match="1 or more"):
             replace(SMALL, **wrong)

@@ -88,7 +88,8 @@ def test_numpy_and_torch_agree(architecture, measured):
         if made is not Ours:
             expected = np.maximum(expected, 0)
     card = {"architecture": architecture, "features": list(make_inputs(architecture))}
-    network = make_network(Weights(net.export(), card))
+    known = {"ranges": predictors.bounds(shards.tables), "sigma": np.array(0.1)}
+    network = make_network(Weights(net.export() | known, card))
     found = network.decode(shards.sums(on_grid(network.embed(shards.tables, BATCH))))
     assert found[:2] == pytest.approx(expected, rel=2e-3, abs=2e-3)
     if made is Ours:

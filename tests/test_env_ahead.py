@@ -8,7 +8,8 @@ from shard_gym import simulators, suites
 from shard_gym.envs.env import ShardingEnv
 from shard_gym.envs.episodes import single_costs
 from shard_gym.envs.vector_env import ShardingVectorEnv
-from shard_gym.simulators import base
+from shard_gym.memory.usage import device_sums
+from shard_gym.simulators import single
 from shard_gym_agents.solvers.greedy import CostGreedy
 from tests.env_helpers import TABLE_BYTES, PoolingMs, play, split_env, tiny_env, tiny_task
 from tests.test_env_properties import lenient, seeds, tasks
@@ -90,14 +91,25 @@ def test_with_splits_it_comes_true_for_the_device_that_is_chosen(task, seed):
             np.testing.assert_array_equal(before["devices"], after["devices"])
 
 
+@pytest.mark.parametrize("many", [1, 9])
 @pytest.mark.parametrize("at_once", [1, 7, 24, 2**14])
-@pytest.mark.parametrize("key", ["dlrm-10x2", "hetero-80x8", "metasyn-80x8"])
-def test_many_plans_in_parts_give_the_same_bits(key, at_once, monkeypatch):
-    suite = suites.get(key)
-    task, planner = suite.tasks("test")[0], simulators.make(suite.planner)
+@pytest.mark.parametrize(
+    ("key", "planner_id"),
+    [
+        ("dlrm-10x2", "roofline:rtx2080ti-x4-v1"),
+        ("hetero-80x8", "roofline:h100-v1"),
+        ("hetero-80x8", "roofline:a100-x32-roce-v1"),
+        ("hetero-80x8", "torchrec:cuda-v1"),
+        ("hetero-80x8", "learned:cpu-v1"),
+        ("metasyn-80x8", "learned:cpu-v1"),
+    ],
+)
+def test_one_table_more_costs_what_whole_plans_do_to_the_bit(key, planner_id, at_once, many, monkeypatch):
+    """Parts may have any size, and with many devices only what changes is asked about."""
+    task, planner = suites.get(key).tasks("test")[0], simulators.make(planner_id)
     tables, rng = planner.embed(task), np.random.default_rng(0)
     k, n = task.num_devices, 5
-    sums = base.device_sums(tables, rng.integers(-1, k, size=(n, task.num_tables)), k)
+    sums = device_sums(tables, rng.integers(-1, k, size=(n, task.num_tables)), k)
     more = tables[rng.integers(task.num_tables, size=n)]
     expected = np.empty((n, k))
     for i in range(n):
@@ -105,9 +117,16 @@ def test_many_plans_in_parts_give_the_same_bits(key, at_once, monkeypatch):
             tried = sums[i].copy()
             tried[device] += more[i]
             expected[i, device] = planner.decode(task, tried).cost(task.objective)[device]
-    monkeypatch.setattr(base, "SHARDS_AT_ONCE", at_once)
-    np.testing.assert_array_equal(base.costs_with(task, planner, sums, more), expected)
-    np.testing.assert_array_equal(base.costs_with(task, planner, sums[0], more[0]), expected[0])
+    monkeypatch.setattr(single, "SHARDS_AT_ONCE", at_once)
+    monkeypatch.setattr(single, "MANY", many)
+    np.testing.assert_array_equal(single.costs_with(task, planner, sums, more), expected)
+    np.testing.assert_array_equal(single.costs_with(task, planner, sums[0], more[0]), expected[0])
+    alone = np.zeros((n, k, tables.shape[1]))
+    alone[:, 0] = more
+    counting = simulators.Counted(planner)
+    cost = single.costs_alone(counting, task, more)
+    np.testing.assert_array_equal(cost, planner.decode(task, alone).makespan(task.objective))
+    assert counting.calls == (1 if task.objective == "kernel" else n)
 
 
 def test_a_cheaper_slowest_device_is_not_waited_for():

@@ -275,16 +275,38 @@ def test_infeasible_ends_score_below_feasible_ones_and_dense_sums_to_latency(tas
         assert not any(latency[:-1])
 
 
+def ahead_of(shown, share=160 / 4):
+    """Numbers that devices hold after each action; all wait for the slowest one."""
+    cost, held = np.moveaxis(shown["ahead"] * share, 2, 0)
+    assert (cost == held.max(axis=1, keepdims=True)).all()
+    return held
+
+
 def test_ahead_is_what_the_costs_become():
     task = replace(one_table(), memory=(10**6,) * 4)
     env = env_of(task, observation="ahead", reward="latency")
-    share = 160 / 4  # numbers that an even share holds
     shown, _ = env.reset()
-    assert (shown["ahead"] * share).tolist() == [160] * 4 + [80] * 2 + [48, 160]
+    held = ahead_of(shown)
+    assert held[:4].tolist() == np.diag([160] * 4).tolist()
+    assert held[HOST:ROWS].tolist() == [[80, 80, 0, 0], [0, 0, 80, 80]]
+    assert held[[ROWS, COPY]].tolist() == [[48, 48, 48, 16], [160] * 4]
+    assert held[HALVE].tolist() == [40] * 4  # each half's rows over a host of its own
+    assert held[CACHE].tolist() == [48, 48, 48, 16]  # one piece: rows over all are the least
+    assert (shown["bytes"][[0, HOST, COPY, HALVE]] * 4e6).tolist() == pytest.approx([640, 640, 4 * 640, 640])
     shown, *_ = env.step(HALVE)
-    assert (shown["ahead"] * share).tolist() == [80] * 4 + [40] * 2 + [0, 0]  # there are no rows of halves over all
+    assert (ahead_of(shown)[ROWS:HALVE] == 0).all()  # there are no rows of halves over all
+    assert ahead_of(shown)[HALVE].tolist() == [40] * 4  # quarters: two on each host
     shown, *_ = env.step(1)
-    assert (shown["ahead"][:4] * share).tolist() == [80, 160, 80, 80]
+    assert ahead_of(shown)[:4].tolist() == (80 * (np.eye(4) + np.eye(4)[1])).tolist()
+    assert ahead_of(shown)[HALVE:].tolist() == [[0, 80, 0, 0]] * 2  # no more changes
+
+
+def test_pieces_after_a_change_go_where_there_is_room():
+    """Halves of 320 bytes: two devices have room for one; their rows over hosts have none."""
+    task = replace(one_table(residences=("hbm",)), memory=(350, 20, 350, 20))
+    shown, info = env_of(task, observation="ahead", reward="latency").reset()
+    assert np.flatnonzero(info["action_mask"]).tolist() == [HALVE]
+    assert ahead_of(shown)[HALVE].tolist() == [80, 0, 80, 0]
 
 
 @pytest.mark.parametrize("observation", OBSERVATIONS)

@@ -14,6 +14,8 @@ from shard_gym.simulators import FastSimulator, Latency
 from shard_gym.task.links import Links
 from shard_gym.task.task import Task
 
+pytestmark = pytest.mark.usefixtures("each_core")
+
 FLAT = Links(port=1e7, latency_ms=0.1)
 ROOFLINE = simulators.make(simulators.DEFAULT)
 lenient = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -11,7 +11,8 @@ from shard_gym.errors import CorruptFile, InfeasibleTask, InvalidPlan, Simulator
 from shard_gym.plan.plan import Plan
 from shard_gym.records import ledger
 from shard_gym.results import Result, read_results, write_results
-from shard_gym.results.evaluate import Score, evaluate, judged, replay, run, score, template
+from shard_gym.results.evaluate import Score, evaluate, judged, run, score, template
+from shard_gym.results.replay import replay
 from shard_gym.simulators import FastSimulator, Latency
 from shard_gym.task.task import Constraints, Task
 from tests.pool_helpers import fp16_pool as make_pool

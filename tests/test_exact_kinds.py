@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shard_gym import make_pool, simulators
 from shard_gym.bounds import lower_bound
-from shard_gym.errors import InfeasibleTask, InvalidTask
+from shard_gym.errors import InfeasibleTask
 from shard_gym.plan.violations import violations
 from shard_gym.results.evaluate import score
 from shard_gym.simulators.base import counted, plan_latency
@@ -115,10 +115,8 @@ def test_whether_there_is_a_plan_is_decided_over_all_kinds():
         PATIENT(replace(tight, memory=(15_999,) * 4), TORCHREC)
 
 
-def test_moves_are_refused_and_recshard_places_whole_tables():
+def test_recshard_places_whole_tables():
     task = replace(drawn(2, 4), memory=(2**40,) * 4)
-    with pytest.raises(InvalidTask, match="max_moves"):
-        PATIENT(replace(task, constraints=Constraints(base=(0, 1, 2, 3), max_moves=1)), TORCHREC)
     assert set(Milp(budget=0.5, cost="recshard")(task, TORCHREC).kind) == {"tw"}
 
 

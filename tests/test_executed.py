@@ -10,11 +10,13 @@ pytestmark = pytest.mark.skipif(find_spec("torchrec") is None, reason="needs Tor
 FAST = (
     ("DLRM", "dp", "rowwise_adagrad"),
     ("DLRM", "grid", "sgd"),
+    ("DLRM", "plan_model", "rowwise_adagrad"),
     ("two towers", "cw", "sgd"),
     ("two towers", "twrw", "rowwise_adagrad"),
     ("sequence", "rw", "rowwise_adagrad"),
     ("mixed", "ours", "sgd"),
     ("feature-processed", "rw", "sgd"),
+    ("feature-processed", "cached", "sgd"),
     ("feature-processed", "TorchRec's", "sgd"),
 )
 ADAGRAD_BY_COLUMNS = ("two towers", "cw", "rowwise_adagrad")
@@ -35,7 +37,10 @@ def compared(cases, per_host):
     of = runs()
     alone = {each: of.unsharded(*each).losses for each in {(model, optimizer) for model, _, optimizer in cases}}
     found = of.run([of.Case(*case) for case in cases], per_host)
-    return {case: (each.losses, alone[case[0], case[2]], each.refused) for case, each in zip(cases, found, strict=True)}
+    return {
+        case: (each.losses, alone[case[0], case[2]], each.refused, each.kinds)
+        for case, each in zip(cases, found, strict=True)
+    }
 
 
 def of_two():
@@ -92,14 +97,19 @@ def two():
 
 @pytest.mark.parametrize("case", FAST, ids=", ".join)
 def test_losses_are_those_of_the_unsharded_model(two, case):
-    losses, alone, refused = two[0][case]
+    losses, alone, refused, _ = two[0][case]
     assert not refused
     assert len(losses) == 20 and losses == pytest.approx(alone, rel=0, abs=1e-5)
 
 
+def test_plan_model_copies_tables_where_that_pays(two):
+    """Defaults, told a large batch, make copies; the test above trains them."""
+    assert "data_parallel" in two[0]["DLRM", "plan_model", "rowwise_adagrad"][3]
+
+
 def test_row_wise_adagrad_of_split_columns_is_another_optimizer(two):
     """The comparison above can fail."""
-    losses, alone, _ = two[0][ADAGRAD_BY_COLUMNS]
+    losses, alone, *_ = two[0][ADAGRAD_BY_COLUMNS]
     assert losses != pytest.approx(alone, rel=0, abs=1e-5)
 
 
@@ -124,7 +134,7 @@ def test_the_order_of_pooled_values_follows_the_plan(two):
 @pytest.mark.slow
 def test_four_processes_on_two_hosts_train_every_kind():
     of = runs()
-    ways = [("mixed", way, "rowwise_adagrad") for way in of.WAYS if way not in ("cw", "grid", of.PLANNED)]
+    ways = [("mixed", way, "rowwise_adagrad") for way in of.WAYS if way not in ("cw", "grid", of.PLANNED, of.DEFAULT)]
     cases = [(model, way, "sgd") for model in ("two towers", "DLRM", "feature-processed") for way in of.WAYS]
-    for losses, alone, refused in launch(compared, 4, (*cases, *ways), 2, per_host=2)[0].values():
+    for losses, alone, refused, _ in launch(compared, 4, (*cases, *ways), 2, per_host=2)[0].values():
         assert not refused and losses == pytest.approx(alone, rel=0, abs=1e-5)

@@ -1,7 +1,6 @@
 """Best known plans and headroom cards: what is stored is true, searches go on where they stopped, solvers see none."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,8 +32,10 @@ from shard_gym.plan.plan import Plan
 from shard_gym.simulators import Latency
 from shard_gym.task.suites import SUITES, get
 from shard_gym.task.task import Task
+from shard_gym_agents.leaderboard.arena.host import Nursery, Worker
+from shard_gym_agents.leaderboard.arena.job import Job
+from shard_gym_agents.leaderboard.arena.rules import Rules
 from shard_gym_agents.leaderboard.references import keep_best, load_best, packed, unpacked
-from shard_gym_agents.leaderboard.workers import Job, Worker
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -328,7 +329,7 @@ def test_no_solver_mentions_the_registry_or_who_reads_it():
 
 GUARDED = """
 import json, os, sys
-from shard_gym_agents.leaderboard.workers import Job, build
+from shard_gym_agents.leaderboard.arena.job import Job, build
 from shard_gym import simulators, suites
 from shard_gym.errors import MissingDependency
 from shard_gym.results.evaluate import run
@@ -378,22 +379,14 @@ def test_no_agent_opens_the_registry():
     assert cheat == ["tests.test_headroom:Cheat", "PermissionError: the registry was opened", False]
 
 
-class Nosy:
-    """Fails with what it was given, and whether its process holds the registry open or has its path."""
-
-    def __call__(self, *arguments, **named):
-        fds = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
-        told = json.dumps([fds, dict(os.environ)])
-        given = [type(argument).__name__ for argument in arguments]
-        raise RuntimeError(json.dumps([given, sorted(named), "best_known" in told]))
-
-
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are listed in /proc")
 def test_workers_give_solvers_a_task_and_a_planner_and_nothing_else():
-    worker = Worker(Job("dlrm-10x4", "tests.test_headroom:Nosy", 0, ROOFLINE, ROOFLINE))
+    nursery = Nursery(Rules())
+    worker = Worker(Job("dlrm-10x4", "tests.odd_agents:Nosy", 0, ROOFLINE, ROOFLINE), nursery)
     try:
         worker.about()
-        error = worker.solve(0).error
+        error = worker.solve(0).run.error
     finally:
         worker.kill()
+        nursery.close()
     assert json.loads(error.removeprefix("RuntimeError: ")) == [["Task", "Counted"], [], False]

@@ -18,6 +18,7 @@ LAYERS = {  # lowest first: a layer knows those before it, never those after
 # Rooms of shard_gym, lowest first: a room imports those before it. `memory` is told a task, `plan` knows memory, ...
 ROOMS = (
     "errors",
+    "core",
     "records",
     "tables",
     "task",
@@ -37,6 +38,7 @@ CORE = {*sys.stdlib_module_names, "shard_gym", "numpy", "gymnasium", "safetensor
 # imported only when somebody measures, fits or runs a table, so these may need torch
 LAZY = (
     "shard_gym/measuring/",
+    "shard_gym/torchrec/checkpoints.py",
     "shard_gym/flexshard/embedding.py",
 )
 LAZY_CORE = {"torch", "fbgemm_gpu"}

@@ -15,12 +15,15 @@ from benchmarks import leaderboard
 from shard_gym.records import progress
 from shard_gym.records.commands import seconds
 from shard_gym.results import read_results
-from shard_gym.results.evaluate import replay
+from shard_gym.results.replay import replay
 from shard_gym_agents.leaderboard import command as command_module
 from shard_gym_agents.learners import trained
 
 ROOT = Path(__file__).parents[1]
-JSON_KEYS = "suite agent track planner judge seeds feasible latency_ms gap speedup balance plan_seconds error"
+JSON_KEYS = (
+    "suite agent track planner judge seeds feasible latency_ms gap speedup balance plan_seconds cpu_seconds "
+    "build_seconds isolation error note"
+)
 
 
 def test_progress_tells_rate_and_time_left():
@@ -253,7 +256,9 @@ def interrupted(out, how, arguments):
     return process.returncode, diary
 
 
-DIARY_OPTIONS = ("--agents", "random", "--tasks", "12", "--seeds", "1", *odd("Diary"))
+# At limits, with its variable kept: at full no agent writes a file that stays.
+AT_LIMITS = ("--isolation", "limits", "--env", "DIARY")
+DIARY_OPTIONS = ("--agents", "random", "--tasks", "12", "--seeds", "1", *AT_LIMITS, *odd("Diary"))
 
 
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])

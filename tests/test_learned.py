@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard_gym import Task, make_pool, make_task
+from shard_gym import make_pool, make_task
 from shard_gym import simulators as registry
 from shard_gym.envs.env import ShardingEnv
 from shard_gym.errors import CorruptFile, SettingsIgnored
@@ -15,10 +15,11 @@ from shard_gym.simulators import FastSimulator, learned
 from shard_gym.simulators.base import GRAIN
 from shard_gym.simulators.learned import OWN, Learned
 from shard_gym.simulators.networks import ARCHITECTURES, Weights
-from shard_gym.tables.metasyn import load_metasyn
 from shard_gym.task import suites
 from shard_gym.task.links import Links
-from tests.cost_model_helpers import BATCH, made_up
+from tests.cost_model_helpers import BATCH, draw_task, made_up
+
+pytestmark = pytest.mark.usefixtures("each_core")
 
 PHASES = ("forward_compute", "forward_comm", "backward_comm", "backward_compute", "spread")
 
@@ -32,13 +33,6 @@ def simulators():
 @pytest.fixture(scope="module")
 def ours(simulators):
     return simulators["ours"]
-
-
-def draw_task(seed: int, objective: str = "kernel", n: int = 40, **changes) -> Task:
-    rng, pool = np.random.default_rng(seed), load_metasyn()
-    tables = pool.take(rng.choice(len(pool), int(rng.integers(1, n)))).with_()
-    tables = tables.with_(dim=rng.choice([4, 16, 64, 128], len(tables)))
-    return Task(tables, memory=(2**40,) * 8, objective=objective, **({"batch": BATCH} | changes))
 
 
 @settings(max_examples=25)

@@ -20,6 +20,8 @@ from shard_gym.task.links import Links
 from shard_gym_agents.search.kinds import random_plan
 from tests.pool_helpers import fp16_pool as make_pool
 
+pytestmark = pytest.mark.usefixtures("each_core")
+
 GROUPED = "roofline:rtx2080ti-x4-v1"  # its links join pairs of devices
 KEYS = ("metasyn-80x8", "dlrm-50x4", "core-80x8", "hetero-80x8", "prod-1000x128")
 

@@ -206,12 +206,12 @@ BAD_JSON = {
     '{"tables": [{"rows": true}]}': "row 0: rows must be a number, found True",
     '{"tables": [{"rows": null}]}': "row 0: rows must be a number, found None",
     '{"tables": [{"rows": 1, "name": 7}]}': "row 0: name must be text, found 7",
-    '{"tables": [{"rows": 1, "pooling": NaN}]}': "row 0: pooling must be a number",
+    '{"tables": [{"rows": 1, "pooling": NaN}]}': "NaN is no number in JSON",
     '{"tables": [{"rows": 1, "uses": [1, 0]}]}': "row 0: uses must be a list of 17 numbers",
     '{"tables": [{"rows": 1, "uses": [%s"x"]}]}' % ("0, " * 16): "row 0: uses must be a number",
     '{"tables": [{"rows": 1, "uses": [], "uses_0": 1}]}': "both uses and uses_0",
-    '{"tables": [{"rows": %s}]}' % ("9" * 400): "row 0: rows must be a whole number",
-    '{"tables": [{"rows": 1, "pooling": %s}]}' % ("9" * 400): "row 0: pooling must be a number",
+    '{"tables": [{"rows": %s}]}' % ("9" * 400): "is too large: 400 digits",
+    '{"tables": [{"rows": 1, "pooling": %s}]}' % ("9" * 400): "is too large: 400 digits",
 }
 
 

@@ -82,6 +82,17 @@ def test_stable_baselines3_trains(name):
     assert row["steps"] >= 16 and row["return"] < 0
 
 
+@pytest.mark.slow
+def test_stable_baselines3_trains_on_all_kinds():
+    pytest.importorskip("sb3_contrib")
+    from benchmarks.programs import sb3
+
+    row = sb3.train("MaskablePPO", NOW, programs.KINDS_ID)
+    assert row["steps"] >= 16 and row["return"] < 0
+    random, greedy = programs.levels(programs.KINDS_ID)
+    assert random < greedy < 0
+
+
 def test_the_block_of_the_docs_trains():
     pytest.importorskip("stable_baselines3")
     block = re.search(r"```python\n(# sb3.*?)```", (ROOT / "docs" / "clients.md").read_text(), re.DOTALL)[1]

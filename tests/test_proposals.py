@@ -10,7 +10,7 @@ from shard_gym.memory.usage import device_bytes
 from shard_gym.plan.proposals import proposals, simple_plan
 from shard_gym.plan.violations import violations
 from shard_gym.task.links import Links
-from shard_gym.torchrec.report import limits
+from shard_gym.torchrec.limits import limits
 
 THREE = Task(make_pool([1_000] * 3, dim=16, dtype="fp32", name=("a", "b", "c")), memory=(64_000,) * 2)
 

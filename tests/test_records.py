@@ -1,15 +1,23 @@
-"""Ledgers, durations, and how a command ends."""
+"""Ledgers, files, locks, durations, and how a command ends."""
 
 import argparse
 import json
 import multiprocessing
+import os
+import subprocess
+import sys
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from shard_gym.errors import CorruptFile, InvalidTask
+from shard_gym.errors import CorruptFile, InUse, InvalidTask
 from shard_gym.records import commands, ledger
 from shard_gym.records.commands import count, seconds
+from shard_gym.records.escape import markdown, plain
+from shard_gym.records.files import BEGUN, whole, write_whole
+from shard_gym.records.locks import LOCK, held
 
 
 def test_a_line_that_broke_off_is_cut_before_anything_is_read_or_added(tmp_path):
@@ -95,3 +103,226 @@ def test_how_a_command_ends(capsys, raised, code, told):
     parser.add_argument("--tables", type=count)
     assert commands.run(parser, command, ["--tables", "3"]) == code
     assert capsys.readouterr().err == told
+
+
+# --- files that are whole, or not there ---
+
+
+def test_a_link_is_written_through(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there" / "file")
+    write_whole(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "there" / "file").read_text() == "new"
+    assert len(list(tmp_path.rglob("*"))) == 3
+
+
+@pytest.mark.parametrize("kind", ["device", "folder", "pipe"])
+def test_what_is_no_file_is_not_written(tmp_path, kind):
+    path = {"device": Path("/dev/null"), "folder": tmp_path / "folder", "pipe": tmp_path / "pipe"}[kind]
+    if kind == "folder":
+        path.mkdir()
+    if kind == "pipe":
+        os.mkfifo(path)
+    with pytest.raises(FileExistsError, match="no file that could be written"):
+        write_whole(path, "x")
+    assert not list(path.parent.glob(f"*{BEGUN}"))
+
+
+def _dies_while_it_writes(path, begun):
+    with whole(path) as file:
+        file.write(b"half")
+        begun.set()
+        time.sleep(60)
+
+
+def test_what_a_killed_process_began_goes_with_the_next_write(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    path, begun = tmp_path / "page[1].md", context.Event()
+    other = context.Process(target=_dies_while_it_writes, args=(path, begun))
+    other.start()
+    assert begun.wait(60)
+    write_whole(path, "ours")  # the other is at it: what it has begun stays
+    assert len(list(tmp_path.iterdir())) == 2
+    other.kill()
+    other.join()
+    write_whole(path, "ours again")
+    assert [p.read_text() for p in tmp_path.iterdir()] == ["ours again"]
+
+
+FULL_DISK = """
+import resource, signal, sys
+from shard_gym.errors import ShardGymError
+from shard_gym.records import commands, ledger
+from shard_gym.records.files import write_whole
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+path = sys.argv[1]
+write_whole(f"{path}/page", "old")
+ledger.append(f"{path}/rows", {"row": 0})
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+
+def work():
+    codes = [commands.ended(f, call) for f, call in (
+        ("page", lambda: write_whole(f"{path}/page", "x" * 1000)),
+        ("rows", lambda: ledger.append(f"{path}/rows", "x" * 1000)),
+        ("rows", lambda: ledger.append(f"{path}/rows", {"row": 1})),
+    )]
+    print(codes)
+
+work()
+"""
+
+
+def test_a_full_disk_is_told_in_a_line_and_loses_nothing(tmp_path):
+    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True)
+    assert done.stdout == "[2, 2, 0]\n", done.stderr
+    assert len(done.stderr.splitlines()) == 2 and "File too large" in done.stderr
+    assert (tmp_path / "page").read_text() == "old"
+    assert ledger.read(tmp_path / "rows") == [{"row": 0}, {"row": 1}]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page", "rows"]
+
+
+def test_a_line_without_an_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(ledger, "MOST_LINE", 1_000)
+    (tmp_path / "rows").write_bytes(b"1\n" + b"2" * 2_000 + b"\n")
+    with pytest.raises(CorruptFile, match="line 2: more than 1,000 bytes"):
+        ledger.read(tmp_path / "rows")
+
+
+# --- locks, and processes that end together ---
+
+
+def _holds(folder, taken, free):
+    with held(folder):
+        taken.set()
+        free.wait(60)
+
+
+@pytest.fixture
+def another(tmp_path):
+    """Another process that has the folder, and the event that frees it."""
+    context = multiprocessing.get_context("spawn")
+    taken, free = context.Event(), context.Event()
+    process = context.Process(target=_holds, args=(tmp_path / "out", taken, free))
+    process.start()
+    assert taken.wait(60)
+    yield process, free
+    if process.is_alive():  # a dead one never wakes up, and `set` would wait for that
+        free.set()
+    process.join()
+
+
+def test_a_second_command_is_told_who_has_the_folder(tmp_path, another):
+    process, free = another
+    with pytest.raises(InUse, match=f"out is in use by process {process.pid} on .* since .*: wait for it, end it"):
+        held(tmp_path / "out").__enter__()
+    free.set()
+    process.join()
+    with held(tmp_path / "out"):
+        assert (tmp_path / "out" / LOCK).exists()
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_killed_command_holds_nothing(tmp_path, another):
+    process, _ = another
+    process.kill()
+    process.join()
+    with held(tmp_path / "out"):
+        pass
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_command_may_wait(tmp_path, another, capsys):
+    _, free = another
+    threading.Timer(0.2, free.set).start()
+    with held(tmp_path / "out", wait=True):
+        pass
+    assert "waiting" in capsys.readouterr().err
+
+
+def _counts(folder, times):
+    for _ in range(times):
+        with held(folder, wait=True):
+            path = folder / "count"
+            write_whole(path, str(int(path.read_text()) + 1 if path.exists() else 1))
+
+
+def test_no_update_is_lost(tmp_path):
+    context = multiprocessing.get_context("fork")
+    both = [context.Process(target=_counts, args=(tmp_path, 30)) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join()
+    assert (tmp_path / "count").read_text() == "60"
+
+
+PARENT = """
+import multiprocessing, sys, time
+from shard_gym.records.processes import end_with_parent
+
+def work(path):
+    end_with_parent()
+    open(path, "w").write(str(multiprocessing.current_process().pid))
+    while True:
+        time.sleep(0.1)
+
+if __name__ == "__main__":
+    multiprocessing.get_context("fork").Process(target=work, args=(sys.argv[1],)).start()
+    time.sleep(60)
+"""
+
+
+def test_workers_end_with_a_killed_parent(tmp_path):
+    path = tmp_path / "pid"
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(path)])
+    while not (path.exists() and path.read_text()):
+        assert parent.poll() is None
+        time.sleep(0.01)
+    worker = int(path.read_text())
+    parent.kill()
+    parent.wait()
+    for _ in range(3_000):
+        try:
+            os.kill(worker, 0)
+            state = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0]
+        except (ProcessLookupError, FileNotFoundError):
+            return
+        if state == "Z":  # nobody has asked how it ended
+            return
+        time.sleep(0.01)
+    raise AssertionError("the worker is still there")
+
+
+# --- text of others ---
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("local-search é中", "local-search é中"),
+        ("\x1b[31mred\x1b[0m", r"\x1b[31mred\x1b[0m"),
+        ("a\rb\nc\td\x00", r"a\rb\nc\td\x00"),
+        ("\u202eabc\u2066", r"\u202eabc\u2066"),
+        ("\ud800", r"\ud800"),
+        ("\u2028", r"\u2028"),
+    ],
+)
+def test_text_of_others_is_shown_in_one_plain_line(text, shown):
+    assert plain(text) == shown
+    assert plain(plain(text)) == shown
+
+
+def test_text_of_others_makes_no_markup():
+    shown = markdown("a|b \\| <script> [x](http://y) ![i](j) `c` & \n")
+    assert not set("|<>`\n") & set(shown)
+    assert "](" not in shown
+
+
+def test_errors_are_told_without_control_characters(capsys):
+    def fails():
+        raise InvalidTask("no \x1b[2J\ud800\nwhat helps")
+
+    assert commands.ended("task", fails) == 2
+    assert capsys.readouterr().err == "task: no \\x1b[2J\\ud800\nwhat helps\n"

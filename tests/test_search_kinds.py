@@ -12,18 +12,21 @@ import shard_gym_agents
 from shard_gym import Task, make_pool, simulators
 from shard_gym.bounds import certificate, lower_bound
 from shard_gym.bounds.prices import prices
-from shard_gym.errors import InfeasibleTask, InvalidTask
+from shard_gym.errors import InfeasibleTask
 from shard_gym.memory.usage import bytes_used, device_sums
 from shard_gym.plan.feasibility import disproof, quick
 from shard_gym.plan.forms import ALL, COPY, DEVICE, HOST, Forms
+from shard_gym.plan.plan import Plan
 from shard_gym.plan.shards import shards
 from shard_gym.plan.violations import violations
 from shard_gym.results.evaluate import score
+from shard_gym.simulators import single_costs
 from shard_gym.task.constraints import KINDS, Constraints
 from shard_gym.task.links import Links
 from shard_gym_agents.search.kinds import Search, searched
-from shard_gym_agents.search.kinds_greedy import greedy_board, of_few_kinds
+from shard_gym_agents.search.kinds_greedy import greedy_board, seeded
 from shard_gym_agents.search.kinds_swaps import even_out
+from shard_gym_agents.search.kinds_trades import traded
 from shard_gym_agents.search.state import Budget
 
 TORCHREC = simulators.make("torchrec:cuda-v1")
@@ -140,10 +143,37 @@ def test_constraints_hold(name, planner):
     assert 7 in plan.splits and 5 not in plan.splits
 
 
-def test_moves_are_refused():
-    task = drawn(0, 3, constraints=Constraints(base=(0, 1, 2), max_moves=1))
-    with pytest.raises(InvalidTask, match="max_moves"):
-        solved("cost-greedy", task)
+@pytest.mark.parametrize("planner", [TORCHREC, ROOFLINE], ids=lambda p: p.id)
+@pytest.mark.parametrize("seed", [0, 2])
+def test_few_tables_leave_the_plan_in_use(planner, seed):
+    """Whole tables that stay or move: searches and the exact program find the best of all such plans."""
+    base, together = (0, 0, 1, 2, 2), ((1, 2),) if seed == 2 else ()
+    task = drawn(seed, 5, constraints=Constraints(base=base, max_moves=5, together=together))
+    task = replace(task, memory=(int(1.02 * task.tables.weight_bytes.max()),) * 4)
+    made = [Plan(tuple(place)) for place in np.indices((4,) * 5).reshape(5, -1).T.tolist()]
+    moved = np.array([sum(a != b for a, b in zip(plan.device, base, strict=True)) for plan in made])
+    worth = np.array([score(task, plan, planner).makespan if not violations(task, plan) else np.inf for plan in made])
+    assert worth.min() < np.inf
+    for moves in (0, 2):
+        best = worth[moved <= moves].min()
+        few = replace(task, constraints=replace(task.constraints, max_moves=moves))
+        for name in (
+            "random",
+            "cost-greedy",
+            "dim-greedy",
+            "beam",
+            "local-search",
+            *(("milp",) if planner is TORCHREC else ()),
+        ):
+            options = {"calls": 200} if name == "beam" else {}
+            try:
+                plan = solved(name, few, planner, **options)
+            except InfeasibleTask:
+                assert best == np.inf or name in ("random", "dim-greedy")
+                continue
+            assert violations(few, plan) == []
+            if name in ("local-search", "milp"):
+                assert score(few, plan, planner).makespan <= best * (1 + (1e-6 if planner is TORCHREC else 2e-3))
 
 
 def test_a_table_larger_than_its_devices_lives_where_it_may():
@@ -240,11 +270,33 @@ def test_few_kinds_where_each_costs_a_wait():
     task = replace(task, tables=tables, memory=(int(tables.weight_bytes.sum() / 4 / 0.5),) * 4)
     search = Search(task, TORCHREC, Budget(0, 20_000))
     board = greedy_board(search)
-    of_all, kinds = search.makespan, search.choices.kinds
-    _, may = of_few_kinds(search, board, np.random.default_rng(0))
-    left, all_kinds = set(kinds[may].tolist()), set(kinds[search.choices.may].tolist())
-    assert left < all_kinds and search.choices.suffice(may)
+    of_all = search.makespan
+    kinds = {
+        int(search.choices.kinds[o.form, o.choice])
+        for o in seeded(search, board, np.random.default_rng(0)).chosen.values()
+    }
+    assert kinds < set(search.choices.kinds[search.choices.may].tolist())
     assert lower_bound(task, TORCHREC) <= search.makespan < of_all
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_trades_are_worth_what_is_asked_and_keep_to_memory(seed):
+    """Residences change, halves stay halves: costs and free bytes are those of the plan that comes out."""
+    task = drawn(seed, 24, 0.9, residences=("hbm", "cached"), host_memory=10**9, kinds=("tw", "cw", "dp"))
+    task = replace(task, memory=(int(task.tables.weight_bytes.sum() / 12),) * 4)
+    search = Search(task, ROOFLINE, Budget(0, 10**6))
+    board = greedy_board(search)
+    before, halved = board.asked_value, {i: o.form for i, o in board.chosen.items() if len(o.targets) > 1}
+    traded(board, search.trades, search.budget)
+    assert board.asked_value < before and (board.free >= 0).all()
+    assert {i: o.form for i, o in board.chosen.items() if len(o.targets) > 1} == halved
+    np.testing.assert_array_equal(board.sums, search.choices.sums(board.chosen))
+    np.testing.assert_array_equal(board.free, board.choices.room - board.held.sum(axis=0))
+    plan = search.choices.plan(board.chosen)
+    assert violations(task, plan) == []
+    assert float(search.costs.plans(board.sums).makespan) == pytest.approx(
+        score(task, plan, ROOFLINE).makespan, rel=1e-12
+    )
 
 
 def test_swaps_make_loads_even_and_keep_to_memory():
@@ -260,9 +312,19 @@ def test_swaps_make_loads_even_and_keep_to_memory():
     assert violations(task, search.choices.plan(board.chosen)) == []
 
 
-def test_tables_and_columns_are_where_a_search_by_asking_begins():
-    task = replace(drawn(3, 24, 0.1), links=Links(port=1e6, uplink=1e4, group=2))
-    flat = replace(task, kinds=("tw", "cw"))
-    found = score(task, solved("auto", task, ROOFLINE, calls=20_000), ROOFLINE).makespan
-    start = solved("auto", flat, ROOFLINE, calls=8_000)
-    assert found <= score(task, start, ROOFLINE).makespan * 1.01
+def greedy_of_whole_tables(task, planner):
+    """The makespan of tables costliest first, each to the device that then costs least; memory does not count."""
+    rows, sums = planner.embed(task), np.zeros((task.num_devices, planner.embed(task).shape[1]))
+    for table in np.argsort(-single_costs(planner, task), kind="stable"):
+        tried = sums + np.eye(task.num_devices)[..., None] * rows[table]
+        sums = tried[np.diagonal(planner.decode(task, tried).cost(task.objective)).argmin()]
+    return float(planner.decode(task, sums).makespan(task.objective))
+
+
+@pytest.mark.parametrize("planner", [TORCHREC, ROOFLINE], ids=lambda p: p.id)
+@pytest.mark.parametrize("seed", range(4))
+def test_cost_greedy_over_all_kinds_is_no_worse_than_of_whole_tables(planner, seed):
+    """Even where each collective takes long, so that every further kind costs a wait."""
+    task = drawn(seed, 16, 0.1, links=replace(HOSTS, latency_ms=0.5), kinds=("tw", "rw", "dp"))
+    found = score(task, solved("cost-greedy", task, planner), planner).makespan
+    assert found <= greedy_of_whole_tables(task, planner)

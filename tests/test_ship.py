@@ -13,7 +13,7 @@ from shard_gym.results.evaluate import score
 from shard_gym_agents import make
 from shard_gym_agents.cli import train as train_cli
 from shard_gym_agents.leaderboard import command as leaderboard
-from shard_gym_agents.leaderboard.workers import Job
+from shard_gym_agents.leaderboard.arena.job import Job
 from shard_gym_agents.learners import trained
 from tests.trained_helpers import CARD, no_weights, save_run, ship_policy  # noqa: F401
 

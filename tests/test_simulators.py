@@ -30,6 +30,8 @@ from shard_gym.tables.traces import trace
 from shard_gym.task.links import Links
 from tests.pool_helpers import fp16_pool as make_pool
 
+pytestmark = pytest.mark.usefixtures("each_core")
+
 FAST = [i for i in simulators.registered() if not i.startswith("fbgemm:")]  # those are measured: tests/test_fbgemm.py
 
 

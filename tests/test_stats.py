@@ -1,6 +1,7 @@
 """The report on a plan: TorchRec's numbers, and numbers that can be worked out by hand."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from shard_gym import Plan, Task, make_pool
 from shard_gym.errors import InvalidPlan, InvalidTask, UnknownName
-from shard_gym.memory.shards import Setup, shards
+from shard_gym.memory.shards import Feature, Setup, shards
 from shard_gym.memory.storage import storage
 from shard_gym.memory.usage import device_bytes
 from shard_gym.results.evaluate import score
@@ -19,7 +20,8 @@ from shard_gym.simulators.torchrec import TorchRecPerf
 from shard_gym.tables.pool import GB
 from shard_gym.task.links import Links
 from shard_gym.task.task import Constraints
-from shard_gym.torchrec.report import limits, report, runs
+from shard_gym.torchrec.limits import limits
+from shard_gym.torchrec.report import report, runs
 from shard_gym.torchrec.stats import plan_stats, table_index, tables_of
 from shard_gym.torchrec.values import Capacity, Reserve, imbalance
 from tests.storage_helpers import collection, constraint
@@ -254,11 +256,22 @@ def test_json_has_a_stable_schema(roofline):
     ]
     assert list(told["tables"][0]) == [
         *("name", "kind", "kernel", "rows", "dim", "pooling", "ranks", "shard_sizes", "hbm_bytes", "ddr_bytes"),
-        *("input_bytes", "output_bytes", "pieces", "share", "torchrec"),
+        *("input_bytes", "output_bytes", "pieces", "share", "bags", "weighted", "sharder", "batches", "torchrec"),
     ]
     phases = ["forward_compute", "forward_comm", "backward_comm", "backward_compute"]
     assert list(told["ranks"][0]["perf"]) == [*phases, "total"]
     assert list(told["critical_path"]["perf"]) == ["ms", *phases]
+
+
+def test_lookups_are_told_as_torchrec_has_them():
+    """Two features of 3 bags, one with 7 samples a rank, ids with weights; then a plain table and a sequence."""
+    task = Task(make_pool([100] * 3, 4, 1, pooled=[True, True, False]), (GB,) * 2, batch=32)
+    odd = replace(tables_of(task)[0], features=(Feature(2.0), Feature(5.0, 2.0, 7)), weighted=True)
+    stats = plan_stats(task, Plan((0, 1, 1)), tables=(odd, *tables_of(task)[1:]))
+    told = [(t.bags, t.weighted, t.batches, t.sharder) for t in stats.tables]
+    pooled = "EmbeddingBagCollectionSharder"
+    assert told == [(3, True, (16, 7), pooled), (1, False, (), pooled), (1, False, (), "EmbeddingCollectionSharder")]
+    assert re.search(rf"_0 +3 +yes +16 7 +{pooled}\ntable_1 +1 +- +- +{pooled}\n", report(stats))
 
 
 def test_why_there_is_no_plan():

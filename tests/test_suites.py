@@ -58,11 +58,11 @@ FROZEN = {
     "mixed-20to119x8-split": "ec243a22882e4fe9",
     "tightmix-80x8-split": "e02a24d9b3b4c4b9",
     "prod-1000x128-split": "8ec590a11d66fa29",
-    "core-80x8-allkinds": "cb6c6923f51a89fc",
-    "tight-80x8-allkinds": "66143de28f79da55",
-    "tightmix-80x8-allkinds": "82263fb9818f8398",
+    "core-80x8-allkinds": "127a448d5ae9a946",
+    "tight-80x8-allkinds": "371e45dbed83c4ef",
+    "tightmix-80x8-allkinds": "e11625ae817df76d",
     "wide-300x16-allkinds": "da0df8eb9f1e853e",
-    "prod-1000x128-allkinds": "9acc621259533b9d",
+    "prod-1000x128-allkinds": "24d7eac561f8a0d2",
 }
 
 

@@ -33,10 +33,11 @@ def counts():
     return count_batches([{"clicks": clicks, "views": views}], {"item": ["clicks", "views"]})
 
 
-def plan(*args, **settings):
-    from shard_gym_agents.tiered import plan_tiers
+def plan(model, **settings):
+    from shard_gym_agents.models import plan_model
 
-    return plan_tiers(*args, network=ON, batch=64, device="cpu", **settings)
+    told = {"devices": 2, "network": ON, "batch": 64, "device": "cpu", "tiers": True}
+    return plan_model(model, **told | settings)
 
 
 def test_a_row_counts_once_in_a_sample_whichever_feature_looks_it_up():
@@ -75,9 +76,13 @@ def test_what_does_not_go_together_is_refused():
     with pytest.raises(InvalidTask, match="use plan_model"):
         plan(model()["who"], memory_gb=1, counts={})
     with pytest.raises(InvalidTask, match="a multiple of 2, got 3"):
-        from shard_gym_agents.tiered import plan_tiers
-
-        plan_tiers(model(), 1, counts(), ON, batch=3)
+        plan(model(), memory_gb=1, counts=counts(), batch=3)
+    with pytest.raises(InvalidTask, match="the network has 2 GPUs, devices= says 4"):
+        plan(model(), memory_gb=1, counts=counts(), devices=4)
+    with pytest.raises(InvalidTask, match=r"tiers want counts= .*, and the network="):
+        plan(model(), memory_gb=1)
+    with pytest.raises(InvalidTask, match="planned by auto, got 'beam'"):
+        plan(model(), memory_gb=1, counts=counts(), agent="beam")
     found = plan(model(pooled=False), memory_gb=1, counts=counts())
     with pytest.raises(InvalidPlan, match="no sequence table 'item'"):
         found.place(model()["who"])

@@ -141,7 +141,7 @@ def test_a_model_of_every_collection_is_planned_by_default(device):
     assert task.tables.name == ("a", "b", "w", "s", "t", "p")
     assert task.tables.pooled.tolist() == [True, True, True, False, False, True]
     assert task.tables.weighted.tolist() == [False, False, True, False, False, True]
-    assert task.kinds_of(3) == (("tw", "rw") if device == "cpu" else ("tw", "rw", "dp"))
+    assert task.kinds_of(3) == ("tw", "cw", "rw", *(() if device == "cpu" else ("dp",)))
     assert task.kinds_of(5) == KINDS
     assert violations(task, plan) == []
     assert {path: set(tables) for path, tables in sharding_plan.plan.items()} == {
@@ -151,6 +151,19 @@ def test_a_model_of_every_collection_is_planned_by_default(device):
         "processed": {"p"},
     }
     assert violations(task, from_torchrec(sharding_plan, task)) == []
+
+
+@pytest.mark.parametrize(("tables", "least"), [("stu", 32), ("s", 16)])
+def test_column_shards_of_a_collection_of_sequences_are_equally_wide(tables, least):
+    """Constraints allow 16 columns: TorchRec wants all of a collection alike, so halves are planned."""
+    told = {table: CONSTRAINTS(sharding_types=["column_wise"], min_partition=16) for table in tables}
+    rows = torch.nn.ModuleDict({"rows": sequences(*tables, rows=2**20, dim=64), "pooled": bags("a", dim=64)})
+    settings = {"constraints": told, "batch": 8, "simulator": "torchrec:cuda-v1", "agent": "auto"}
+    task, plan, sharding_plan = models.plan_model(rows, 8, 1, **settings)
+    assert dict(task.constraints.least_columns) == {t: least for t in range(len(tables))}
+    shards = [of.sharding_spec.shards for of in sharding_plan.plan["rows"].values()]
+    assert {shard.shard_sizes[1] for of_table in shards for shard in of_table} == {least}
+    assert violations(task, plan) == []
 
 
 def test_what_a_batch_takes_is_counted_before_a_plan_is_accepted():

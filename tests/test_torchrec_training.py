@@ -160,11 +160,11 @@ def test_all_ranks_are_told_why_there_is_no_plan(answers):
 
 @pytest.mark.parametrize(("optimizer", "name"), [("sgd", "by hand"), ("rowwise_adagrad", "planned")])
 def test_each_rank_holds_what_the_plan_says(answers, rows, optimizer, name):
-    placed = (BY_HAND if name == "by hand" else answers[1][0][1]).device
+    plan = BY_HAND if name == "by hand" else answers[1][0][1]
     _, shards = answers[0][0][optimizer, name]
-    assert shards == [
-        {f"table_{t}": [(0, rows[t], 0, 32)] for t, device in enumerate(placed) if device == rank} for rank in (0, 1)
-    ]
+    assert set(plan.kind) <= {"tw", "dp"}  # copies are no shards
+    held = [(t, device) for t, (device, kind) in enumerate(zip(plan.device, plan.kind, strict=True)) if kind == "tw"]
+    assert shards == [{f"table_{t}": [(0, rows[t], 0, 32)] for t, device in held if device == rank} for rank in (0, 1)]
 
 
 def test_each_rank_holds_the_columns_that_the_plan_says(trained, rows):

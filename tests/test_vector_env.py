@@ -238,8 +238,22 @@ def test_what_is_returned_belongs_to_the_caller_unless_told_otherwise(observatio
         result = step(env)
         assert_same(step(other), result)
         for array in arrays(result):
-            if isinstance(array, np.ndarray) and array.dtype != object:
+            if isinstance(array, np.ndarray) and array.dtype != object and array.flags.writeable:
                 array[...] = 77
+
+
+def test_what_stays_as_it_is_is_shown_by_the_same_arrays_until_an_episode_begins():
+    env = tiny_vector(observation="set", mode="SameStep")
+    first = env.reset(seed=0)[0]
+    before = {name: values.copy() for name, values in first.items()}
+    second = env.step(np.array([0, 1, 1]))[0]
+    stays = {name for name in first if first[name] is second[name]}
+    assert stays == {"tables", "sizes", "order", "capacity", "speed"}
+    assert not any(first[name].flags.writeable for name in stays)
+    for _ in range(9):
+        last = env.step(np.array([0, 1, 1]))[0]
+    assert_same(before, first)  # whatever follows
+    assert not any(first[name] is last[name] for name in stays)
 
 
 @pytest.mark.parametrize("observation", OBSERVATIONS)

@@ -1,10 +1,13 @@
 """The wheel as users install it: with its core dependencies and no extra, away from the checkout."""
 
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
 from importlib import metadata
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from packaging.requirements import Requirement
@@ -47,15 +50,31 @@ def link_distribution(name: str, site: Path) -> None:
 
 
 def package_files(folder: Path) -> set[str]:
+    """Files of a package but for what is compiled."""
     files = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
-    return {path.as_posix() for path in files if path.suffix != ".pyc" and not path.name.startswith(".")}
+    compiled = {".pyc", ".so", ".pyd"}
+    return {path.as_posix() for path in files if path.suffix not in compiled and not path.name.startswith(".")}
+
+
+def copied_source(folder: Path) -> Path:
+    """A copy of what is built: builds in one folder delete each other's files, and tests run side by side."""
+    away = shutil.ignore_patterns(".*", "*.so", "*.egg-info", "build", "measurements")
+    return shutil.copytree(ROOT, folder / "source", ignore=away)
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """The folder that the wheel, built by way of the source distribution, is installed into."""
-    dist, site = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("site")
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, ROOT)
+def dist(tmp_path_factory):
+    """The folder with the wheel, built by way of the source distribution."""
+    folder = tmp_path_factory.mktemp("dist")
+    source = copied_source(tmp_path_factory.mktemp("copy"))
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(dist, tmp_path_factory):
+    """The folder that the wheel is installed into."""
+    site = tmp_path_factory.mktemp("site")
     (wheel,) = dist.glob("*.whl")
     run(sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", site, wheel)
     return site
@@ -66,6 +85,40 @@ def test_the_wheel_holds_the_two_packages_whole_and_nothing_else(installed):
     assert top == {*PACKAGES, "bin"}
     for name, source in PACKAGES.items():
         assert package_files(installed / name) == package_files(source)
+
+
+def tag_and_core(wheel: Path) -> tuple[str, bool]:
+    """Tell what a wheel says it is for, and if it has the compiled core."""
+    return wheel.stem.split("-", 2)[2], any("shard_gym/core/_compiled" in name for name in ZipFile(wheel).namelist())
+
+
+def test_a_wheel_with_the_core_is_for_one_platform_and_every_python_from_311_on(dist):
+    (wheel,) = dist.glob("*.whl")
+    tag, has_core = tag_and_core(wheel)
+    assert tag == "py3-none-any" if not has_core else tag.startswith("cp311-abi3-")
+    (source,) = dist.glob("*.tar.gz")
+    with tarfile.open(source) as packed:
+        names = {Path(name).name for name in packed.getnames()}
+    assert "core.c" in names and not any(name.endswith(".so") for name in names)
+
+
+@pytest.mark.slow
+def test_without_a_compiler_a_wheel_is_for_every_platform(tmp_path):
+    source = copied_source(tmp_path)
+    without = os.environ | {"CC": sys.executable + " -c exit(1) "}
+    run(
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        "--wheel",
+        "--outdir",
+        tmp_path,
+        source,
+        env=without,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    assert tag_and_core(wheel) == ("py3-none-any", False)
 
 
 def test_the_wheel_works_without_extras(installed, tmp_path):
