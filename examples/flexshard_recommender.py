@@ -1,6 +1,6 @@
 """Train a small sequence recommender in FlexShard's tiers: `python examples/flexshard_recommender.py`.
 
-Four processes on this host stand for two nodes of two GPUs. Rows of the history are counted, `plan_tiers` shares them
+Four processes on this host stand for two nodes of two GPUs. Rows of the history are counted, `plan_model` shares them
 out in less memory than rows split over all GPUs take and plans the pooled tables beside them, and the model trains as
 it would unsharded.
 """
@@ -24,7 +24,7 @@ from shard_gym.flexshard.counts import RowCounter, count_batches
 from shard_gym.flexshard.network import Network
 from shard_gym.flexshard.tiers import RowTask, TieredPlan, worth
 from shard_gym.torchrec.launch import launch
-from shard_gym_agents.tiered import TieredModel, plan_tiers
+from shard_gym_agents.models import TieredModel, plan_model
 
 NODES, PER_NODE = 2, 2
 RANKS, SAMPLES, STEPS = NODES * PER_NODE, 128, 8  # samples of a process and step
@@ -94,11 +94,13 @@ def least_memory(counts: dict[str, RowCounter]) -> float:
 def train(split: bool = False) -> tuple[list[float], float, TieredModel]:
     """Mean losses, bytes of the history that this process kept and had in flight, and plans; `split`: all RW."""
     model, counts = Recommender(), counted()
-    planned = plan_tiers(
+    planned = plan_model(
         model,
+        RANKS,
         least_memory(counts),
-        counts,
-        NETWORK,
+        tiers=True,
+        counts=counts,
+        network=NETWORK,
         copies=1.0,
         device="cpu",
         batch=RANKS * SAMPLES,

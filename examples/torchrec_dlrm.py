@@ -23,6 +23,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.models.dlrm import DLRM
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.optim import RowWiseAdagrad
+from torchrec.optim.keyed import KeyedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from shard_gym.torchrec.launch import launch
@@ -116,13 +117,13 @@ def held(model: DistributedModelParallel) -> Shards:
     return found
 
 
-def optimizers_of(model: nn.Module, of_tables: Any, dense: float = 0.5) -> list[torch.optim.Optimizer]:
+def optimizers_of(model: nn.Module, of_tables: Any, dense: float = 0.5) -> list[KeyedOptimizer]:
     """Optimizers of what no fused kernel trains: the dense part, and tables that are copied to all ranks."""
     parameters = dict(in_backward_optimizer_filter(model.named_parameters()))
-    tables = [parameters.pop(name) for name in list(parameters) if of_table(name)]
+    tables = {name: parameters.pop(name) for name in list(parameters) if of_table(name)}
     kind, settings = of_tables
-    found = [torch.optim.SGD(parameters.values(), lr=dense)]
-    return [*found, kind(tables, **settings)] if tables else found
+    found = [KeyedOptimizerWrapper(parameters, lambda own: torch.optim.SGD(own, lr=dense))]
+    return [*found, KeyedOptimizerWrapper(tables, lambda own: kind(own, **settings))] if tables else found
 
 
 def train() -> tuple[list[float], list[Shards]]:

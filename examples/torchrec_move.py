@@ -8,17 +8,18 @@ stayed where it was.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import distributed
-from torch.distributed import checkpoint
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.types import ShardingPlan
+from torchrec.optim.keyed import KeyedOptimizer
 
 from examples.torchrec_dlrm import OPTIMIZERS, RANKS, STEPS, batches, initialise, make_model, optimizers_of, shard, step
 from shard_gym import Plan
 from shard_gym.errors import InvalidPlan
+from shard_gym.torchrec.checkpoints import restore, save
 from shard_gym.torchrec.launch import launch
 from shard_gym.torchrec.modules import task_of_module
 from shard_gym.torchrec.moves import reshard
@@ -38,29 +39,19 @@ def sharding_plan_of(plan: Plan) -> ShardingPlan:
     return to_torchrec(plan, task, model, device="cpu")
 
 
-def moved(model: DistributedModelParallel, plan: ShardingPlan, folder: Path) -> tuple[DistributedModelParallel, str]:
-    """The model under another plan, and in which way it came there."""
+def moved(
+    model: DistributedModelParallel, optimizers: Sequence[KeyedOptimizer], plan: ShardingPlan, folder: Path
+) -> tuple[DistributedModelParallel, Sequence[KeyedOptimizer], str]:
+    """The model and its optimizers under another plan, and in which way they came there."""
     try:
         reshard(model, plan)
     except InvalidPlan as why:  # on every rank, before anything moved
-        checkpoint.save(state_of(model), checkpoint_id=folder)
-        return restored(plan, folder), f"restored: {why}"
-    return model, "moved by TorchRec"
-
-
-def state_of(model: DistributedModelParallel) -> dict[str, Any]:
-    """Weights, and what the optimizers of tables keep; those of the rest, SGD here, keep nothing."""
-    return {"model": model.state_dict(), "tables": model.fused_optimizer.state_dict()}
-
-
-def restored(plan: ShardingPlan, folder: Path) -> DistributedModelParallel:
-    """A new model under the plan, its parts read by the ranks that want them."""
-    model = shard(make_model(), plan)
-    state = state_of(model)
-    checkpoint.load(state, checkpoint_id=folder)
-    model.load_state_dict(state["model"])
-    model.fused_optimizer.load_state_dict(state["tables"])
-    return model
+        save(folder, model, *optimizers)
+        model = shard(make_model(), plan)
+        optimizers = optimizers_of(model, OPTIMIZERS["rowwise_adagrad"])
+        restore(folder, model, *optimizers)
+        return model, optimizers, f"restored: {why}"
+    return model, optimizers, "moved by TorchRec"
 
 
 def train(folder: str, second: Plan | None) -> tuple[list[float], str]:
@@ -68,13 +59,10 @@ def train(folder: str, second: Plan | None) -> tuple[list[float], str]:
     model, way = shard(make_model(), sharding_plan_of(FIRST)), "stayed"
     initialise(model)
     losses = []
-    optimizers = optimizers_of(model, OPTIMIZERS["rowwise_adagrad"])
+    optimizers: Sequence[KeyedOptimizer] = optimizers_of(model, OPTIMIZERS["rowwise_adagrad"])
     for number, batch in enumerate(batches(distributed.get_rank())):
         if number == STEPS // 2 and second is not None:
-            before = model
-            model, way = moved(model, sharding_plan_of(second), Path(folder))
-            if model is not before:  # what TorchRec does not move keeps its parameters, and so their optimizers
-                optimizers = optimizers_of(model, OPTIMIZERS["rowwise_adagrad"])
+            model, optimizers, way = moved(model, optimizers, sharding_plan_of(second), Path(folder))
         losses.append(step(model, optimizers, batch))
     return losses, way
 
