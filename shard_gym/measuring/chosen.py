@@ -41,8 +41,9 @@ def as_measured(task: Task) -> Task:
 
 
 def shards_of(task: Task, plan: Plan) -> Iterator[Shard]:
-    """Tables of each device that has any; tables are named metasyn<seed>_<index>."""
-    index = np.array([int(name.rsplit("_", 1)[1]) for name in task.tables.name])
+    """Tables, or pieces of their columns, of each device that has any; tables are named metasyn<seed>_<index>."""
+    task = task.split(plan.splits)
+    index = np.array([int(name.partition("/")[0].rsplit("_", 1)[1]) for name in task.tables.name])
     device = np.array(plan.device)
     for d in range(task.num_devices):
         mine = np.flatnonzero(device == d)
