@@ -48,7 +48,8 @@ _COLUMNS_OF = {SCHEMA: COLUMNS, SCHEMA_2: COLUMNS | WHEN, SCHEMA_3: COLUMNS | WH
 UNKNOWN = {"worker": -1, "at": np.nan}
 SETTINGS = ("batch", "dtype", "optimizer", "clock", "statistic")  # that two campaigns must share to have one pace
 MIN_SHARED = 20  # shards that two campaigns must both hold for their paces to be compared
-CUTS = (1, 2, 4, 8)  # blocks that the rows of a table are cut into, in pools of the name's ending "_rows"
+CUTS = (1, 2, 4, 8)  # blocks that the rows of a table are cut into, in pools whose names end on BLOCKS
+BLOCKS = "_rows"
 NORMAL_MEDIAN = 0.6745  # of the absolute value of a standard normal
 
 
@@ -224,7 +225,7 @@ class Measurements:
 @cache
 def pool_named(name: str) -> TablePool:
     """The frozen pool of a name such as "metasyn_0_856"; with "_rows" behind it, its tables and blocks of their rows."""
-    found = re.fullmatch(r"metasyn_(\d+)_(\d+)(_rows)?", name)
+    found = re.fullmatch(rf"metasyn_(\d+)_(\d+)({BLOCKS})?", name)
     if not found:
         raise InvalidPool(f"no pool is called {name!r}; names look like metasyn_0_856 (seed, tables), metasyn_0_856_rows")
     pool = load_metasyn(int(found[1]), int(found[2]))
@@ -280,6 +281,28 @@ def merged(m: Measurements) -> Measurements:
     return replace(once, forward_ms=forward, backward_ms=backward)
 
 
+def combined(m: Measurements, lowest: int = 3) -> Measurements:
+    """Each distinct shard once, at the mean of the lowest runs of all its visits; spreads are between the visits.
+
+    Other work on the machine only ever adds to a time, and it comes and goes: what several visits agree on is the shard's.
+    """
+    if not m.run_ms.shape[1]:
+        raise InvalidPool("these measurements do not tell the time of each run")
+    found = groups(m)
+    once = m.take([visits[0] for visits in found.values()])
+    means, spreads = np.zeros((2, len(once), 2))
+    for i, visits in enumerate(found.values()):
+        runs = m.run_ms[visits].reshape(-1, 2)
+        means[i] = runs[np.argsort(runs.sum(axis=1))[:lowest]].mean(axis=0)
+        spreads[i] = m.run_ms[visits].min(axis=1).std(axis=0, ddof=1) if len(visits) > 1 else np.nan
+    spreads = np.where(np.isnan(spreads), np.nanmax(spreads / means, initial=0.0) * means, spreads)
+    columns = {"forward_ms": means[:, 0], "backward_ms": means[:, 1]}
+    columns |= {"forward_spread": spreads[:, 0], "backward_spread": spreads[:, 1]}
+    unknown = {name: np.full(len(once), value) for name, value in UNKNOWN.items()}
+    card = m.card | {"combined": {"lowest": lowest, "visits": max(map(len, found.values()))}}
+    return replace(once, card=card, run_ms=np.zeros(0), **columns, **unknown)
+
+
 def pace(m: Measurements, reference: Measurements) -> float:
     """Time over that of the reference: the median over the shards that both hold."""
     known, ours = (_mean_times(part) for part in (reference, m))
@@ -301,10 +324,16 @@ def at_pace_of(reference: Measurements, parts: Sequence[Measurements]) -> list[M
     found = []
     for m in parts:
         factor = pace(m, reference)
-        columns = ("forward_ms", "backward_ms", "forward_spread", "backward_spread")
         card = m.card | {"pace": factor, "pace_of": reference.content_hash}
-        found.append(replace(m, card=card, **{c: getattr(m, c) / np.float32(factor) for c in columns}))
+        found.append(replace(at_pace(m, factor), card=card))
     return found
+
+
+def at_pace(m: Measurements, factor: np.ndarray | float) -> Measurements:
+    """All times divided by one factor, or by one of each shard."""
+    by = np.asarray(factor, np.float32)
+    columns = {c: getattr(m, c) / by for c in ("forward_ms", "backward_ms", "forward_spread", "backward_spread")}
+    return replace(m, run_ms=(m.run_ms.T / by).T, **columns)
 
 
 def _card_json(m: Measurements) -> str:
