@@ -43,7 +43,7 @@ from shard_gym.simulators.networks import (
 ROLES = ("planner", "judge")
 Net: TypeAlias = "OurNet | PublishedNet"
 # Of our networks, per member: units of the table network, and of the correction.
-SIZES = {"ours": (32, 8), "ours-wide": (64, 12), "physics": (128, 12), "physics-wide": (96, 16)}
+SIZES = {"ours": (32, 8), "ours-wide": (64, 12), "physics": (128, 12), "physics-wide": (96, 20)}
 MEMBERS, FEWER = 5, 3  # FEWER where each has more units
 MIN_SHARDS = 40  # below, nothing can be held out
 Tell = Callable[[int, int, float], None]  # epoch, epochs, held-out loss
@@ -64,7 +64,7 @@ OURS = Fitting()
 RELATIVE = "autoshard-relative"
 LEAST_MS = 0.02  # of a pass: what is predicted below is pulled up
 TO_RELATIVE = Fitting(epochs=300, batch=256, learning_rate=3e-3, model_error=0.04)
-PHYSICS = Fitting(epochs=150, batch=512, learning_rate=5e-3, model_error=0.04)
+PHYSICS = Fitting(epochs=200, batch=512, learning_rate=5e-3, model_error=0.04)
 PUBLISHED = Fitting(epochs=300, batch=512, learning_rate=1e-3)  # AutoShard's rate and batch
 
 
