@@ -76,6 +76,11 @@ def signed(share: float) -> str:
     return ("+" if share >= 0 else "") + percent(share, 1)
 
 
+def interval(low: float, high: float) -> str:
+    """Gaps from a low to a high one in percent: "1.3 to 1.8"."""
+    return f"{100 * low:.1f} to {100 * high:.1f}".replace("-", "\N{MINUS SIGN}")
+
+
 def duration(seconds: float) -> str:
     """Seconds as people say them, to two digits: "9.2 ms"."""
     if math.isnan(seconds):
@@ -84,4 +89,6 @@ def duration(seconds: float) -> str:
     if value < 0.1:
         value, unit = value * 1e3, "µs"
     digits = max(0, 1 - math.floor(math.log10(max(value, 1e-9))))
-    return f"{value:.{min(digits, 2)}f} {unit}" if value < 100 else f"{round(value, -len(str(int(value))) + 2):.0f} {unit}"
+    return (
+        f"{value:.{min(digits, 2)}f} {unit}" if value < 100 else f"{round(value, -len(str(int(value))) + 2):.0f} {unit}"
+    )

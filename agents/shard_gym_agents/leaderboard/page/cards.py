@@ -11,7 +11,7 @@ from typing import Any
 
 import shard_gym_agents
 from shard_gym.results import Result
-from shard_gym_agents.leaderboard.page.axes import duration
+from shard_gym_agents.leaderboard.page.axes import duration, interval, signed
 from shard_gym_agents.leaderboard.page.board import Board, Entrant
 from shard_gym_agents.leaderboard.page.markup import Markup, join, short, tag
 from shard_gym_agents.learners.trained import read_card, shipped
@@ -77,6 +77,8 @@ def _fields(board: Board, entrant: Entrant) -> list[tuple[str, object]]:
         ("trained by", tag("code", short(str(trained["command"]), LONGEST)) if "command" in trained else None),
         ("training cost", f"{trained['minutes']:g} minutes" if "minutes" in trained else None),
         ("seeds", row.seeds),
+        ("mean gap", f"{signed(entrant.mean.mean)} ({interval(entrant.mean.low, entrant.mean.high)} %)"),
+        ("middle gap", f"{signed(entrant.iqm.mean)} ({interval(entrant.iqm.low, entrant.iqm.high)} %)"),
         ("planner calls a plan", f"{row.calls:,.0f}" if row.calls == row.calls else None),
         ("time to build", duration(seen.build) if seen.runs else None),
         ("isolation", seen.isolation or "not recorded"),

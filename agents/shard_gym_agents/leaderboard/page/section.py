@@ -79,8 +79,14 @@ def _facts(board: Board) -> Markup:
     isolation = sorted({e.row.watched.isolation for e in board.entrants} - {""})
     badges = [_badge(f"judge: {board.judged_by}", JUDGES.get(board.judged_by, ""), board.judged_by)]
     badges += [_badge(f"isolation: {which}", ISOLATION.get(which, ""), which) for which in isolation]
-    badges.append(_badge("plans scored again", "Every makespan here was computed from its plan.", "full"))
-    return tag("p", " · ".join(told), tag("br"), *badges, class_="facts")
+    badges.append(
+        _badge(
+            "scores from plans",
+            "Every makespan here was computed again from its plan; no agent's claim is read.",
+            "full",
+        )
+    )
+    return join(tag("p", " · ".join(told), class_="facts"), tag("p", *badges, class_="badges"))
 
 
 ISOLATION = {
@@ -113,7 +119,12 @@ def _unable(board: Board) -> Markup | None:
     if not board.unable:
         return None
     items = [tag("li", tag("b", short(row.agent)), ": ", short(row.error or "", 300)) for row in board.unable]
-    return tag("details", tag("summary", f"{len(items)} agents did not run"), tag("ul", *items), class_="unable")
+    return tag(
+        "details",
+        tag("summary", f"{len(items)} of {len(items) + len(board.entrants)} agents did not run"),
+        tag("ul", *items),
+        class_="unable",
+    )
 
 
 def _figure(title: str, about: str, *drawn: Markup | None) -> Markup | None:
@@ -128,8 +139,10 @@ def _charts(board: Board) -> list[Markup | None]:
     for track in TRACKS:
         about = "The share of runs within a gap: higher is better. The first six agents have colours."
         drawn = charts.profile(board, track)
-        found.append(_figure(f"Profile of gaps, {track}", about, drawn, drawn and charts.legend_of_profile(board, track)))
-    about = "A dot is a plan. Above the line the judge finds it slower than the planner told."
+        found.append(
+            _figure(f"Profile of gaps, {track}", about, drawn, drawn and charts.legend_of_profile(board, track))
+        )
+    about = "A dot is a plan, its gaps to the best known makespan. Above the line it is slower than its agent was told."
     alike = f"The planner, {short(board.planner)}, is the judge: what agents are told is what counts."
     figure = _figure("Planner against judge", about, charts.planner_and_judge(board))
     return [*found, figure or tag("figure", tag("h3", "Planner against judge"), tag("p", alike))]
@@ -156,7 +169,11 @@ def _tasks(board: Board) -> Markup:
     strip = tag("div", charts.strip(board), class_="scroll strip-box")
     return join(
         tag("h3", "Tasks"),
-        tag("p", "Each cell is a task, coloured by the gap.", tag("span", " Choose one to see plans.", class_="needs-script")),
+        tag(
+            "p",
+            "Each cell is a task, coloured by the gap.",
+            tag("span", " Choose one to see plans.", class_="needs-script"),
+        ),
         strip,
         charts.legend_of_strip(),
         tag("p", class_="detail strip-detail needs-script", aria_live="polite"),

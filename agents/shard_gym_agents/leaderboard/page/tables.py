@@ -7,15 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shard_gym_agents.leaderboard import statistics
-from shard_gym_agents.leaderboard.page.axes import Axis, duration, gap_axis, gap_names, percent, signed
+from shard_gym_agents.leaderboard.page.axes import Axis, duration, gap_axis, gap_names, interval, percent, signed
 from shard_gym_agents.leaderboard.page.board import TRACKS, Board, Entrant
-from shard_gym_agents.leaderboard.page.cards import card_id, reproduce
+from shard_gym_agents.leaderboard.page.cards import card_id
 from shard_gym_agents.leaderboard.page.markup import Markup, join, number, short, tag, void
 from shard_gym_agents.leaderboard.report import Estimate
 
 WHISKER = 150  # pixels of the column that draws intervals
 LONGEST_NOTE = 160  # characters
 SHADES = 5  # of a probability's colour, to either side of even
+RESAMPLES = 500  # of a pair: there are hundreds, and whole percents are shown
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,11 @@ COLUMNS = (
     Column("agent", lambda e: e.row.agent.lower(), lambda e: e.name, words=True),
     Column("gap", lambda e: e.mean.mean, lambda e: _estimate(e.mean), "Mean gap to the best known plan."),
     Column(
-        "middle gap", lambda e: e.iqm.mean, lambda e: _estimate(e.iqm), "Mean gap of the middle half of all runs.", True
+        "middle gap",
+        lambda e: e.iqm.mean,
+        lambda e: signed(e.iqm.mean),
+        "Mean gap of the middle half of all runs.",
+        True,
     ),
     Column(
         "feasible",
@@ -78,9 +83,7 @@ def ranked(board: Board, track: str) -> Markup | None:
     shown = board.of_track(track)
     if not shown:
         return None
-    low = min(e.mean.low for e in board.entrants)
-    high = max(e.mean.high for e in board.entrants)
-    axis = gap_axis(low, high, 4, WHISKER - 4)
+    axis = gap_axis(min(e.mean.low for e in shown), max(e.mean.high for e in shown), 4, WHISKER - 4)
     title = tag("caption", tag("b", f"{track.capitalize()} track"), f" {TRACKS[track]}")
     body = [_row(board, entrant, axis) for entrant in shown]
     table = tag("table", title, tag("thead", _heads(axis)), tag("tbody", *body), class_="ranked", data_track=track)
@@ -95,7 +98,7 @@ def _heads(axis: Axis) -> Markup:
         heads.append(tag("th", button, scope="col", data_key=column.name, class_=classes or None))
         if column.name == "gap":
             heads.append(tag("th", _scale(axis), scope="col", class_="whisker"))
-    return tag("tr", *heads, tag("th", tag("span", "notes", class_="quiet"), scope="col", class_="words"))
+    return tag("tr", *heads, tag("th", tag("span", "command", class_="hidden-words"), scope="col", class_="command"))
 
 
 def _row(board: Board, entrant: Entrant, axis: Axis) -> Markup:
@@ -106,27 +109,29 @@ def _row(board: Board, entrant: Entrant, axis: Axis) -> Markup:
         key = f"{value:.6g}" if isinstance(value, float) else short(str(value))
         if column.name == "agent":
             link = tag("a", column.cell(entrant), href="#" + card_id(board, entrant))
-            cells.append(tag("th", link, scope="row", data_v=key, class_=classes))
+            cells.append(tag("th", link, _note(entrant), scope="row", data_v=key, class_=classes))
         else:
             cells.append(tag("td", column.cell(entrant), data_v=key, class_=classes))
         if column.name == "gap":
             cells.append(tag("td", _whisker(entrant.mean, axis), class_="whisker"))
-    told = "; ".join(filter(None, (entrant.row.error, entrant.row.note)))
-    note = tag("span", short(told, LONGEST_NOTE), class_="note") if told else None
     copy = tag(
         "button",
         "Reproduce",
         type="button",
         class_="copy",
-        data_copy=reproduce(board, entrant),
         aria_label=f"Copy the command that makes the row of {entrant.name} again",
     )
-    return tag("tr", *cells, tag("td", note, copy, class_="words notes"), data_a=entrant.index)
+    return tag("tr", *cells, tag("td", copy, class_="command"), data_a=entrant.index)
+
+
+def _note(entrant: Entrant) -> Markup | None:
+    """What went wrong, or is odd, in a few words below the name; the card has all of them."""
+    told = "; ".join(filter(None, (entrant.row.error, entrant.row.note)))
+    return tag("span", short(told, LONGEST_NOTE), class_="note") if told else None
 
 
 def _estimate(found: Estimate) -> Markup:
-    interval = f"{100 * found.low:.1f} to {100 * found.high:.1f}".replace("-", "\N{MINUS SIGN}")
-    return join(tag("b", signed(found.mean)), " ", tag("span", interval, class_="quiet"))
+    return join(tag("b", signed(found.mean)), " ", tag("span", interval(found.low, found.high), class_="quiet"))
 
 
 def _whisker(found: Estimate, axis: Axis) -> Markup:
@@ -182,7 +187,7 @@ def _pairs(shown: Sequence[Entrant]) -> dict[tuple[int, int], Chance]:
         for j in range(i + 1, len(shown)):
             other = shown[j].gaps
             chance = statistics.improvement(one.gaps, other)
-            low, high = statistics.improvement_interval(one.gaps, other)
+            low, high = statistics.improvement_interval(one.gaps, other, RESAMPLES)
             found[i, j] = chance, low, high
             found[j, i] = 1 - chance, 1 - high, 1 - low
     return found
