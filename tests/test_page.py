@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -267,7 +268,7 @@ def test_text_has_contrast_and_everything_has_a_name(page, scheme):
     levels = [
         int(tag[1]) for tag in page.evaluate("[...document.querySelectorAll('h1,h2,h3,h4')].map((h) => h.tagName)")
     ]
-    assert levels[0] == 1 and all(after - before <= 1 for before, after in zip(levels, levels[1:], strict=False))
+    assert levels[0] == 1 and all(after - before <= 1 for before, after in pairwise(levels))
 
 
 @pytest.mark.parametrize("size", SIZES)

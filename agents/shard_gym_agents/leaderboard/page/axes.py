@@ -84,11 +84,9 @@ def interval(low: float, high: float) -> str:
 def duration(seconds: float) -> str:
     """Seconds as people say them, to two digits: "9.2 ms"."""
     if math.isnan(seconds):
-        return "–"
+        return "-"
     value, unit = (seconds, "s") if seconds >= 1 else (seconds * 1e3, "ms")
     if value < 0.1:
         value, unit = value * 1e3, "µs"
-    digits = max(0, 1 - math.floor(math.log10(max(value, 1e-9))))
-    return (
-        f"{value:.{min(digits, 2)}f} {unit}" if value < 100 else f"{round(value, -len(str(int(value))) + 2):.0f} {unit}"
-    )
+    digits = 1 - math.floor(math.log10(max(value, 1e-2)))
+    return f"{round(value, digits):.{max(digits, 0)}f} {unit}"

@@ -27,6 +27,7 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 470, 28, 286  # of the area between the axes
 LETTER, LINE = 6.6, 14  # pixels of a letter and of a line of labels
 COLOURED = 6  # lines of a profile that have a colour of their own
 STEPS = 48  # gaps at which a profile is told
+CROSS = "\N{MULTIPLICATION SIGN}"
 STEPS_OF_COLOUR = (0.002, 0.01, 0.02, 0.05, 0.1, 0.25)  # gaps at which a strip changes its colour
 NAMES, ROW, STRIP = 168, 18, 960  # pixels of a strip: agents' names, height of a row, the width of all
 
@@ -135,7 +136,7 @@ def legend_of_strip() -> Markup:
     """Words to the colours of a strip."""
     words = ["≤ " + percent(g) for g in STEPS_OF_COLOUR] + ["> " + percent(STEPS_OF_COLOUR[-1])]
     items = [tag("li", tag("i", class_=f"s{i}"), text) for i, text in enumerate(words)]
-    return tag("ul", *items, tag("li", tag("i", "×", class_="no"), "no feasible plan"), class_="legend")
+    return tag("ul", *items, tag("li", tag("i", CROSS, class_="no"), "no feasible plan"), class_="legend")
 
 
 def legend_of_profile(board: Board, track: str) -> Markup:
