@@ -244,14 +244,15 @@ def _strip_row(entrant: Entrant, top: float, width: float) -> Markup:
     paths = {}
     for task, (gap, fine) in enumerate(zip(gaps, solved, strict=True)):
         left = NAMES + task * width
-        paths[f"s{colour_of(gap)}"] = paths.get(f"s{colour_of(gap)}", "") + f"M{number(left)} 0h{side}v{high}h-{side}z"
+        colour = f"s{colour_of(gap)}" if fine else "missed"
+        paths[colour] = paths.get(colour, "") + f"M{number(left)} 0h{side}v{high}h-{side}z"
         if not fine:
             cross = f"M{number(left + width / 2 - 3)} 5l6 6m0-6l-6 6"
             paths["cross"] = paths.get("cross", "") + cross
     return tag(
         "g",
         tag("text", short(entrant.name, 24), class_="name", x=NAMES - 8, y=12, text_anchor="end"),
-        *(void("path", class_=name, d=paths[name]) for name in sorted(paths, reverse=True)),
+        *(void("path", class_=name, d=paths[name]) for name in sorted(paths, key=lambda name: name == "cross")),
         transform=f"translate(0 {number(top)})",
         data_a=entrant.index,
     )

@@ -14,7 +14,7 @@ from shard_gym_agents.leaderboard.page.markup import Markup, join, number, short
 from shard_gym_agents.leaderboard.report import Estimate
 
 WHISKER = 150  # pixels of the column that draws intervals
-LONGEST_NOTE = 160  # characters
+LONGEST_NOTE = 64  # characters
 SHADES = 5  # of a probability's colour, to either side of even
 RESAMPLES = 500  # of a pair: there are hundreds, and whole percents are shown
 
@@ -119,7 +119,7 @@ def _row(board: Board, entrant: Entrant, axis: Axis) -> Markup:
         "Reproduce",
         type="button",
         class_="copy",
-        aria_label=f"Copy the command that makes the row of {entrant.name} again",
+        aria_label=f"Reproduce the row of {entrant.name}: copy its command",
     )
     return tag("tr", *cells, tag("td", copy, class_="command"), data_a=entrant.index)
 
