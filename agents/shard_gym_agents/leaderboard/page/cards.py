@@ -14,6 +14,7 @@ from shard_gym.results import Result
 from shard_gym_agents.leaderboard.page.axes import duration, interval, signed
 from shard_gym_agents.leaderboard.page.board import Board, Entrant
 from shard_gym_agents.leaderboard.page.markup import Markup, join, short, tag
+from shard_gym_agents.leaderboard.ranking import Estimate
 from shard_gym_agents.learners.trained import read_card, shipped
 
 LONGEST = 600  # characters of a field
@@ -66,6 +67,7 @@ def _command(command: str) -> Markup:
 def _fields(board: Board, entrant: Entrant) -> list[tuple[str, object]]:
     result, row = entrant.first, entrant.row
     seen, trained = row.watched, training(result)
+    timed = "" if row.alone else ", timed beside other agents"
     config = {name: value for name, value in result.config.items() if name not in ("seed", "weights") and value}
     full = short(row.agent, LONGEST) if entrant.name != row.agent else None
     return [
@@ -77,14 +79,24 @@ def _fields(board: Board, entrant: Entrant) -> list[tuple[str, object]]:
         ("trained by", tag("code", short(str(trained["command"]), LONGEST)) if "command" in trained else None),
         ("training cost", f"{trained['minutes']:g} minutes" if "minutes" in trained else None),
         ("seeds", row.seeds),
-        ("mean gap", f"{signed(entrant.mean.mean)} ({interval(entrant.mean.low, entrant.mean.high)} %)"),
-        ("middle gap", f"{signed(entrant.iqm.mean)} ({interval(entrant.iqm.low, entrant.iqm.high)} %)"),
+        (
+            "mean gap",
+            _told(entrant.standing.gap),
+        ),
+        (
+            "interquartile mean",
+            _told(entrant.standing.iqm),
+        ),
         ("planner calls a plan", f"{row.calls:,.0f}" if row.calls == row.calls else None),
         ("time to build", duration(seen.build) if seen.runs else None),
         ("isolation", seen.isolation or "not recorded"),
-        ("hardware", board.host or "not recorded"),
+        ("hardware", (board.host or "not recorded") + timed),
         ("notes", short("; ".join(filter(None, (row.error, row.note))), LONGEST)),
     ]
+
+
+def _told(found: Estimate) -> str:
+    return f"{signed(found.mean)} ({interval(found.low, found.high)} %)"
 
 
 def _version(result: Result) -> str:

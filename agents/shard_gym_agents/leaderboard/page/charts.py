@@ -34,10 +34,10 @@ NAMES, ROW, STRIP = 168, 18, 960  # pixels of a strip: agents' names, height of 
 
 def gap_and_time(board: Board) -> Markup | None:
     """Mean gap over plan time; a line joins the agents of a track that no other one beats in both."""
-    shown = [e for e in board.entrants if e.plan_seconds > 0]
+    shown = [e for e in board.entrants if e.row.plan_seconds > 0]
     if not shown:
         return None
-    seconds, gaps = [e.plan_seconds for e in shown], [e.mean.mean for e in shown]
+    seconds, gaps = [e.row.plan_seconds for e in shown], [e.standing.gap.mean for e in shown]
     x = log_axis(min(seconds), max(seconds), LEFT, RIGHT)
     y = gap_axis(min(gaps), max(gaps), BOTTOM, TOP)
     fronts = [_front([e for e in shown if e.row.track == track], x, y) for track in TRACKS]
@@ -182,10 +182,10 @@ def _frame(
 def _front(shown: Iterable[Entrant], x: Axis, y: Axis) -> Markup | None:
     """A staircase below which no agent of these lies."""
     best, corners, track = math.inf, [], ""
-    for e in sorted(shown, key=lambda e: (e.plan_seconds, e.mean.mean)):
-        if e.mean.mean < best:
-            best, track = e.mean.mean, e.row.track
-            corners.append((number(x(e.plan_seconds)), number(y(best))))
+    for e in sorted(shown, key=lambda e: (e.row.plan_seconds, e.standing.gap.mean)):
+        if e.standing.gap.mean < best:
+            best, track = e.standing.gap.mean, e.row.track
+            corners.append((number(x(e.row.plan_seconds)), number(y(best))))
     if not corners:
         return None
     path = f"M{corners[0][0]} {corners[0][1]}" + "".join(f"H{a}V{b}" for a, b in corners[1:]) + f"H{RIGHT}"
@@ -194,8 +194,8 @@ def _front(shown: Iterable[Entrant], x: Axis, y: Axis) -> Markup | None:
 
 def _mark(entrant: Entrant, x: Axis, y: Axis) -> Markup:
     """A circle for the search track, a square for the blind one."""
-    across, up = x(entrant.plan_seconds), y(entrant.mean.mean)
-    told = tag("title", f"{entrant.name}: {signed(entrant.mean.mean)}, {duration(entrant.plan_seconds)}")
+    across, up = x(entrant.row.plan_seconds), y(entrant.standing.gap.mean)
+    told = tag("title", f"{entrant.name}: {signed(entrant.standing.gap.mean)}, {duration(entrant.row.plan_seconds)}")
     named = {"class_": f"mark {entrant.row.track}", "data_a": entrant.index}
     if entrant.row.track == "search":
         return tag("circle", told, cx=number(across), cy=number(up), r=5, **named)
@@ -204,10 +204,10 @@ def _mark(entrant: Entrant, x: Axis, y: Axis) -> Markup:
 
 def _labels(shown: Sequence[Entrant], x: Axis, y: Axis) -> list[Markup]:
     """Names beside the marks, best agents first, where they cover neither marks nor each other."""
-    marks = [(x(e.plan_seconds), y(e.mean.mean)) for e in shown]
+    marks = [(x(e.row.plan_seconds), y(e.standing.gap.mean)) for e in shown]
     taken = [(a - 6, b - 6, a + 6, b + 6) for a, b in marks]
     labels = []
-    for e, (a, b) in sorted(zip(shown, marks, strict=True), key=lambda pair: pair[0].mean.mean):
+    for e, (a, b) in sorted(zip(shown, marks, strict=True), key=lambda pair: pair[0].standing.gap.mean):
         name, length = short(e.name, 24), LETTER * min(len(e.name), 24)
         for left, down in ((a + 9, b + 4), (a - 9 - length, b + 4), (a - length / 2, b - 10), (a - length / 2, b + 18)):
             box = (left, down - LINE + 3, left + length, down + 3)

@@ -69,7 +69,7 @@ function show() {
 
 function showOrder(section) {
   for (const head of bySelector(section, ".ranked th[data-key]")) {
-    const sorted = head.dataset.key === (state.sort || "group");
+    const sorted = head.dataset.key === (state.sort || "rank");
     sorted ? head.setAttribute("aria-sort", state.down ? "descending" : "ascending") : head.removeAttribute("aria-sort");
   }
   for (const body of bySelector(section, ".ranked tbody")) {
@@ -83,7 +83,7 @@ function showOrder(section) {
       words ? value(x).localeCompare(value(y)) : number(x) === number(y) ? 0 : number(x) - number(y);
     const rows = [...body.rows].sort((x, y) => (state.down ? -1 : 1) * compare(x, y) || rank(x) - rank(y));
     body.append(...rows);
-    const grouped = state.sort === "" || state.sort === "group";
+    const grouped = state.sort === "" || state.sort === "rank";
     rows.forEach((row, i) => {
       const starts = i > 0 && row.cells[0].dataset.v !== rows[i - 1].cells[0].dataset.v;
       row.classList.toggle("group-start", grouped && starts);
@@ -120,7 +120,7 @@ function workTables(section) {
   for (const button of bySelector(section, ".ranked thead button")) {
     button.addEventListener("click", () => {
       const key = button.parentNode.dataset.key;
-      const again = key === (state.sort || "group");
+      const again = key === (state.sort || "rank");
       writeAddress({ sort: key, down: again && !state.down });
     });
   }

@@ -10,8 +10,9 @@ from shard_gym_agents.leaderboard.page import charts
 from shard_gym_agents.leaderboard.page.board import TRACKS, Board
 from shard_gym_agents.leaderboard.page.cards import card
 from shard_gym_agents.leaderboard.page.markup import Markup, join, short, tag, void
+from shard_gym_agents.leaderboard.page.matrix import improvements
 from shard_gym_agents.leaderboard.page.plans import drawn, parts_of
-from shard_gym_agents.leaderboard.page.tables import improvements, ranked
+from shard_gym_agents.leaderboard.page.tables import ranked
 
 JUDGES = {
     "analytic": "The judge is a formula: plans score the same everywhere.",
