@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from shard_gym import simulators
+from shard_gym.results import write_results
 from shard_gym.results.evaluate import score
 from shard_gym.simulators.base import plan_latency
 from shard_gym_agents.leaderboard import page as pages
+from shard_gym_agents.leaderboard.page import stored
 from shard_gym_agents.leaderboard.page.axes import duration, gap_axis, gap_names
 from shard_gym_agents.leaderboard.page.plans import DIGITS, FULLEST, LEVELS, costs, drawn
 from tests.page_helpers import random_board
@@ -77,6 +79,25 @@ def test_gaps_are_to_the_best_known_plan_or_to_the_best_of_the_run(boards):
     last = next(e for e in known.entrants if e.name == "last")
     assert last.gaps[0] == pytest.approx(known.references.random[0] / known.best[0] - 1)
     assert last.solved().tolist() == [False, True, True, True]
+
+
+def test_stored_results_give_the_same_board(tmp_path, boards):
+    board = boards[0]
+    every = [result for by_seed in board.runs.values() for runs in by_seed for result, _ in runs]
+    write_results(tmp_path / "some.jsonl", every[:20])
+    write_results(tmp_path / "others.jsonl", every[20:])
+    (again,) = stored.boards([tmp_path], tmp_path / "nowhere")
+    assert set(again.runs) == set(board.runs) and not again.best_plans
+    np.testing.assert_array_equal(sorted(e.gaps.shape for e in again.entrants), [(4, 2)] * 5)
+    makespans = {e.name: (e.gaps + 1) * again.best[:, None] for e in again.entrants}
+    np.testing.assert_allclose(makespans["first"], (board.entrants[0].gaps + 1) * board.best[:, None])
+    (tmp_path / "others.jsonl").unlink()
+    write_results(tmp_path / "few.jsonl", [result for result in every[20:] if result.index < 3])
+    with pytest.raises(pages.InvalidResult, match="over 3 tasks and over 4"):
+        stored.boards([tmp_path], tmp_path)
+    (tmp_path / "nowhere").mkdir()
+    with pytest.raises(pages.InvalidResult, match="holds no results"):
+        stored.boards([tmp_path / "nowhere", tmp_path], tmp_path)
 
 
 def test_axes_of_gaps_have_a_place_for_all_of_them():

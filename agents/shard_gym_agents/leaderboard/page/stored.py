@@ -41,11 +41,11 @@ class Stored:
         found = sorted({budget for budget, *_ in self.runs if budget})
         return sorted(found, key=lambda budget: budget != RANKED and -budget)
 
-    def of(self, budget: float) -> dict[str, list[list[Judged]]]:
-        """Runs by agent and seed of those that were given so much, or take no budget."""
+    def of(self, *budgets: float) -> dict[str, list[list[Judged]]]:
+        """Runs by agent and seed of those that were given one of these budgets."""
         found: dict[str, list[list[Judged]]] = {}
         for (given, agent, _), runs in self.runs.items():
-            if given in (0.0, budget):
+            if given in budgets:
                 found.setdefault(agent, []).append(sorted(runs, key=lambda pair: pair[0].index))
         return found
 
@@ -78,7 +78,7 @@ def files_in(paths: Iterable[Path]) -> Iterator[Path]:
 def _board(key: str, stored: Stored, best_known: Path, host: str) -> Board:
     suite = suites.get(key)
     first, *others = stored.budgets() or [0.0]
-    runs = stored.of(first)
+    runs = stored.of(0.0, first)
     tasks = _tasks(key, [pair for by_seed in runs.values() for pair in by_seed])
     results = [pair[0] for by_seed in runs.values() for one in by_seed for pair in one]
     judges = sorted({(result.planner, result.judge) for result in results})
@@ -86,7 +86,7 @@ def _board(key: str, stored: Stored, best_known: Path, host: str) -> Board:
         raise InvalidResult(f"runs of {key} by several planners and judges cannot be compared: {judges}")
     judge = judges[0][1]
     known = references(suite, stored.split, tasks, judge, best_known)
-    more = {budget: {a: r for a, r in stored.of(budget).items() if (budget, a, r[0][0][0].seed) in stored.runs} for budget in others}
+    more = {budget: stored.of(budget) for budget in others}
     ranked = ranking(suite, stored.split, runs, known, (), {agent: Watched() for agent in runs}, more)
     best = load_best(best_known / f"{key}.json", judge, ())
     plans = {task: Plan.from_dict(entry["plan"]) for task, entry in best.items()}
