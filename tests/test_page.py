@@ -14,7 +14,7 @@ from shard_gym.results.evaluate import score
 from shard_gym.simulators.base import plan_latency
 from shard_gym_agents.leaderboard import page as pages
 from shard_gym_agents.leaderboard.page import stored
-from shard_gym_agents.leaderboard.page.axes import duration, gap_axis, gap_names
+from shard_gym_agents.leaderboard.page.axes import NEAREST, duration, gap_axis, gap_names
 from shard_gym_agents.leaderboard.page.plans import DIGITS, FULLEST, LEVELS, costs, drawn
 from tests.page_helpers import random_board
 
@@ -104,7 +104,7 @@ def test_axes_of_gaps_have_a_place_for_all_of_them():
     axis = gap_axis(-0.04, 0.5, 0, 400)
     assert axis(-0.04) < axis(0) < axis(0.01) < axis(0.5) <= 400
     names = gap_names(axis)
-    assert 0 in names and min(abs(axis(a) - axis(b)) for a in names for b in names if a != b) >= 34
+    assert 0 in names and min(abs(axis(a) - axis(b)) for a in names for b in names if a != b) >= NEAREST
     assert [duration(s) for s in (0.00002, 0.0092, 0.123, 2.5, 130)] == ["20 µs", "9.2 ms", "120 ms", "2.5 s", "130 s"]
 
 
@@ -225,7 +225,7 @@ def test_a_click_on_a_cell_and_what_the_address_says_open_the_same_task(page, ad
     page.mouse.click(box["x"] + 0.95 * box["width"], box["y"] + 4)
     task = page.locator("#suite-metasyn-80x8 .task")
     shown = task.locator("h4").all_inner_texts()
-    assert shown[0] == "Task 2" and "not in this page" in task.inner_text()
+    assert shown[0] == "Task 2" and "No best known plan is here" in task.inner_text()
     told = page.url
     page.goto("about:blank")
     page.goto(told)
@@ -240,7 +240,7 @@ def test_a_name_opens_its_card_and_the_command_is_copied(page):
     assert "2 cores" in card.inner_text() and page.evaluate("document.activeElement.tagName") == "SUMMARY"
     card.get_by_role("button", name="Copy").click()
     page.locator("#said", has_text="--suite dlrm-10x2").wait_for()
-    assert "--agent second --seeds 2 --tasks 4" in card.locator("code").first.inner_text()
+    assert "--agents cost-greedy --agent second --seeds 2 --tasks 4" in card.locator("code").first.inner_text()
 
 
 LOW_CONTRAST = """(least) => {

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 GAPS = (0.0, 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)  # named on axes of gaps
-NEAREST = 34.0  # pixels between two names on an axis
+NEAREST = 40.0  # pixels between two names on an axis
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from shard_gym.results import Result
 from shard_gym.task.suite import Suite
 from shard_gym.task.task import Task
 from shard_gym_agents.leaderboard.page.markup import short
-from shard_gym_agents.leaderboard.ranking import Sample, Standing, best_of_run
+from shard_gym_agents.leaderboard.ranking import Standing, best_of_run
 from shard_gym_agents.leaderboard.references import References
-from shard_gym_agents.leaderboard.report import Ranking, Row
+from shard_gym_agents.leaderboard.report import Ranking, Row, sample_of
 from shard_gym_agents.leaderboard.runs import Judged
 
 TRACKS = {"search": "may ask the planner what plans cost", "blind": "never asks the planner"}
@@ -68,7 +68,7 @@ class Board:
     @cached_property
     def best(self) -> np.ndarray:
         """The makespan that gaps are to, ms, (T,): the best known, else the best of this run, else a random one."""
-        samples = [_sample(agent, by_seed) for agent, by_seed in self.runs.items()]
+        samples = [sample_of(agent, by_seed) for agent, by_seed in self.runs.items()]
         return best_of_run(samples, self.references.random, self.references.best)
 
     @cached_property
@@ -89,7 +89,7 @@ class Board:
     def _entrant(self, number: int, row: Row) -> Entrant:
         assert row.standing is not None  # it ran
         runs = self.runs[row.agent]
-        gaps = _sample(row.agent, runs).gaps(self.references.random, self.best)
+        gaps = sample_of(row.agent, runs).gaps(self.references.random, self.best)
         return Entrant(number, row, row.standing, runs, gaps)
 
 
@@ -120,9 +120,3 @@ class Entrant:
     def plans(self) -> list[Plan | None]:
         """The plan of the first seed for each task."""
         return [result.plan for result, _ in self.runs[0]]
-
-
-def _sample(agent: str, by_seed: Sequence[Sequence[Judged]]) -> Sample:
-    """Makespans of an agent; NaN where a run gave no feasible plan."""
-    makespan = [[s.makespan if s and s.feasible else np.nan for _, s in runs] for runs in by_seed]
-    return Sample(agent, "", np.array(makespan, float))

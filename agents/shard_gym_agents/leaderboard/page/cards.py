@@ -17,6 +17,7 @@ from shard_gym_agents.leaderboard.page.markup import Markup, join, short, tag
 from shard_gym_agents.leaderboard.ranking import Estimate
 from shard_gym_agents.learners.trained import read_card, shipped
 
+BESIDE = "cost-greedy"  # the agent that a command names where it runs one of somebody's own
 LONGEST = 600  # characters of a field
 
 
@@ -30,8 +31,8 @@ def reproduce(board: Board, entrant: Entrant) -> str:
     result, suite = entrant.first, board.suite
     words = ["shard-gym", "leaderboard", "--suite", suite.key]
     known = result.agent in shard_gym_agents.names()
-    words += ["--agents", result.agent] if known else ["--agents", "", "--agent", result.agent]
-    if entrant.row.seeds != 1:
+    words += ["--agents", result.agent] if known else ["--agents", BESIDE, "--agent", result.agent]
+    if "seed" in result.config:
         words += ["--seeds", str(entrant.row.seeds)]
     if result.config.get("budget"):
         words += ["--budget", f"{result.config['budget']:g}s"]

@@ -77,6 +77,8 @@ def _facts(board: Board) -> Markup:
         f"planner {short(board.planner)}",
         f"judge {short(board.judge)}",
     ]
+    if board.planner == board.judge:
+        told[-2:] = [f"planner and judge {short(board.judge)}"]
     isolation = sorted({e.row.watched.isolation for e in board.entrants} - {""})
     badges = [_badge(f"judge: {board.judged_by}", JUDGES.get(board.judged_by, ""), board.judged_by)]
     badges += [_badge(f"isolation: {which}", ISOLATION.get(which, ""), which) for which in isolation]
@@ -144,9 +146,7 @@ def _charts(board: Board) -> list[Markup | None]:
             _figure(f"Profile of gaps, {track}", about, drawn, drawn and charts.legend_of_profile(board, track))
         )
     about = "A dot is a plan, its gaps to the best known makespan. Above the line it is slower than its agent was told."
-    alike = f"The planner, {short(board.planner)}, is the judge: what agents are told is what counts."
-    figure = _figure("Planner against judge", about, charts.planner_and_judge(board))
-    return [*found, figure or tag("figure", tag("h3", "Planner against judge"), tag("p", alike))]
+    return [*found, _figure("Planner against judge", about, charts.planner_and_judge(board))]
 
 
 def _improvements(board: Board) -> Markup | None:
