@@ -1,4 +1,4 @@
-"""The Python of README and docs runs, page by page in the order of its blocks, with the files that the text speaks of."""
+"""The Python of README and docs runs, page by page in the order of its blocks, with files that the text speaks of."""
 
 import os
 import re
