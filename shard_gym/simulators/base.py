@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
 from shard_gym.errors import InvalidPlan, InvalidTask, SimulatorError, UnknownName
-from shard_gym.memory.shards import Shards, Tables
 from shard_gym.memory.usage import device_sums
 from shard_gym.plan.plan import Plan
-from shard_gym.plan.shards import expanded
 from shard_gym.records.guard import expect, guarded
 from shard_gym.task.constraints import OF_ONE, Constraints
 from shard_gym.task.links import Links
 from shard_gym.task.task import OBJECTIVES, Task
+
+if TYPE_CHECKING:  # imported where a plan needs shards
+    from shard_gym.memory.shards import Shards
 
 FEW_DEVICES, MANY_VALUES = 32, 512  # from where `along_devices` turns arrays
 EMBEDDINGS, KEPT_TABLES = 32, 4096  # embeddings of tasks that are kept, each of so many tables at most
@@ -167,6 +167,8 @@ class FastSimulator:
         parts = [flat[start : start + at_once] for start in range(0, len(flat), at_once)]
         if threads == 1:
             return _joined(list(map(told, parts)), (*plans, k))
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(threads) as pool:
             return _joined(list(pool.map(told, parts)), (*plans, k))
 
@@ -204,6 +206,8 @@ class FastSimulator:
         maxima = self.maxima("both")
         if maxima is None:
             return []
+        from shard_gym.memory.shards import Shards, Tables
+
         width = self.embed_shards(task, Shards.whole(Tables.of_task(task))).shape[1]
         counts = [np.bincount(columns, minlength=width).astype(np.float64) for columns in maxima.sums]
         return [np.multiply.outer(task.ms_per_us, count) for count in counts]
@@ -266,6 +270,8 @@ def embedded(simulator: FastSimulator, task: Task) -> np.ndarray:
 
 def plan_latency(simulator: Simulator, task: Task, plan: Plan) -> Latency:
     """Latency of a plan of any kinds."""
+    from shard_gym.plan.shards import expanded
+
     return latency_of(simulator, task, plan, expanded(task, plan))
 
 

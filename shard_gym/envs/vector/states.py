@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shard_gym.envs.begun import replayed
 from shard_gym.envs.episodes import Episode
-from shard_gym.envs.kind_states import replayed
 from shard_gym.envs.states import State
 from shard_gym.envs.vector.queues import Orders, Pieces
 from shard_gym.envs.vector.shelf import Shelf, widened
