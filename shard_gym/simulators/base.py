@@ -67,13 +67,14 @@ class Latency:
 
     def makespan(self, objective: str) -> np.ndarray:
         """The slowest device sets the pace: the one number a plan is worth, (...)."""
-        return self.cost(objective).max(axis=-1)
+        return along_devices(np.maximum, self.cost(objective))[..., 0]
 
     @property
     def balance(self) -> np.ndarray:
         """Fastest over slowest device, computation only; 0 when a device is empty (...)."""
         compute = self.compute
-        return compute.min(axis=-1) / np.maximum(compute.max(axis=-1), TINY)
+        least, most = (along_devices(ufunc, compute)[..., 0] for ufunc in (np.minimum, np.maximum))
+        return least / np.maximum(most, TINY)
 
 
 @runtime_checkable
