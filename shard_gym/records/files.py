@@ -14,6 +14,7 @@ from typing import IO, Any
 from shard_gym.records.guard import parsed_json, text_of
 from shard_gym.records.locks import locked
 
+DATA = Path(__file__).parents[1] / "data"  # what comes with the package
 BEGUN = ".begun"  # how the names of files end that are not whole yet
 
 

@@ -10,13 +10,13 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import overload
 
 import numpy as np
 
 from shard_gym.errors import UnknownName
+from shard_gym.records.files import DATA
 from shard_gym.tables.metasyn import load_metasyn
 from shard_gym.tables.pool import GB, TablePool
 from shard_gym.task.links import Links
@@ -138,7 +138,7 @@ def _known(split: str) -> str:
 @cache
 def _archive(folder: str, name: str) -> Mapping[str, np.ndarray]:
     """An archive of arrays; each is unpacked when asked for."""
-    content = ((Path(folder) if folder else files("shard_gym") / "data") / name).read_bytes()
+    content = ((Path(folder) if folder else DATA) / name).read_bytes()
     return np.load(io.BytesIO(content), allow_pickle=False)
 
 
