@@ -1,4 +1,6 @@
+import multiprocessing
 import os
+from multiprocessing import forkserver
 
 import numpy as np
 import pytest
@@ -46,6 +48,26 @@ def each_core(request):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(core, "compiled", lambda: None)
             yield "numpy"
+
+
+@pytest.fixture(scope="session")
+def server():
+    """A process with torch and TorchRec imported, from which others are forked."""
+    found = forkserver.ForkServer()
+    found.set_forkserver_preload(["torch", "torchrec", "torchrec.distributed.planner", "shard_gym_agents.models"])
+    return found
+
+
+@pytest.fixture(scope="module")
+def warm(server):
+    """Processes that are spawned are forked instead: alone TorchRec takes each five seconds to import."""
+    context = multiprocessing.get_context("forkserver")
+    spawning = ("torchrec.launch", "measuring.operator", "measuring.survey")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forkserver, "connect_to_new_process", server.connect_to_new_process)
+        for place in ("multiprocessing", *(f"shard_gym.{module}" for module in spawning)):
+            patch.setattr(f"{place}.get_context", lambda method: context)
+        yield
 
 
 @pytest.fixture(scope="session")

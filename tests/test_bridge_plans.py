@@ -366,6 +366,7 @@ def fill(sharded, whole):
     return held
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_model_runs_under_a_plan_of_all_kinds():
     launch(run_on_a_rank, 2)
 

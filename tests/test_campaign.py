@@ -140,6 +140,7 @@ def test_a_killed_campaign_resumes_with_nothing_lost_or_doubled(tmp_path, shard_
 
 
 @needs_fbgemm
+@pytest.mark.usefixtures("warm")
 def test_a_campaign_runs_to_its_end_and_packs_a_card(tmp_path, shard_file, capsys):
     flags = [*FLAGS, "--shard-file", str(shard_file), "--repeats", "2", "--workers", "1", "--seed", "4"]
     assert measure.main(["--out", str(tmp_path / "out"), *flags]) == 0
@@ -156,6 +157,7 @@ def test_a_campaign_runs_to_its_end_and_packs_a_card(tmp_path, shard_file, capsy
 
 
 @needs_fbgemm
+@pytest.mark.usefixtures("warm")
 def test_shards_that_fail_are_told_and_do_not_end_the_campaign(tmp_path):
     Measurements.unmeasured(POOL, [([1], [4]), ([1], [6]), ([2], [4])]).save(tmp_path / "list.npz")
     packed = Campaign(tmp_path / "out", Listed(tmp_path / "list.npz"), SETTINGS).run(workers=1)
@@ -192,6 +194,7 @@ class Deadly:
 
 
 @needs_fbgemm
+@pytest.mark.usefixtures("warm")
 def test_a_shard_that_kills_its_worker_is_tried_once_more_and_last(tmp_path, shard_file):
     Measurements.load(shard_file).take(np.arange(4)).save(tmp_path / "four.npz")
     packed = Campaign(tmp_path / "once", Deadly(tmp_path / "four.npz", (1,), 1), SETTINGS).run(workers=1)
@@ -205,6 +208,7 @@ def test_a_shard_that_kills_its_worker_is_tried_once_more_and_last(tmp_path, sha
 
 
 @needs_fbgemm
+@pytest.mark.usefixtures("warm")
 def test_workers_that_all_die_end_the_campaign_and_keep_what_there_is(tmp_path, shard_file):
     with pytest.raises(SimulatorError, match=r"ended with -9; what they measured is kept in .*start again"):
         Campaign(tmp_path / "out", Deadly(shard_file, tuple(range(40)), 9), SETTINGS).run(workers=1)
@@ -219,6 +223,7 @@ def test_memory_that_is_not_there_is_told_before_anything_is_measured(tmp_path, 
 
 
 @needs_fbgemm
+@pytest.mark.usefixtures("warm")
 def test_however_small_the_budget_some_shards_are_measured(tmp_path, shard_file):
     packed = Campaign(tmp_path / "out", Listed(shard_file), SETTINGS).run(1, budget_seconds=1e-9, at_least=3)
     assert np.isfinite(packed.total_ms).sum() == 3
@@ -236,6 +241,7 @@ def test_lists_are_mixed_in_turn_and_dims_are_as_told():
 
 
 @needs_fbgemm
+@pytest.mark.usefixtures("warm")
 def test_a_folder_belongs_to_one_campaign(tmp_path, shard_file, capsys):
     campaign = Campaign(tmp_path / "out", Drawn(5), SETTINGS)
     assert len(campaign.run(budget_seconds=1e-9)) == 0
