@@ -58,16 +58,26 @@ def server():
     return found
 
 
-@pytest.fixture(scope="module")
-def warm(server):
-    """Processes that are spawned are forked instead: alone TorchRec takes each five seconds to import."""
+def forked(patch, server, *places):
+    """Have modules that spawn processes fork them from the server."""
     context = multiprocessing.get_context("forkserver")
-    spawning = ("torchrec.launch", "measuring.operator", "measuring.survey")
+    patch.setattr(forkserver, "connect_to_new_process", server.connect_to_new_process)
+    for place in places:
+        patch.setattr(f"{place}.get_context", lambda method: context)
+
+
+@pytest.fixture(scope="module")
+def warm_ranks(server):
+    """Ranks of a module's trainings begin at once: alone each takes five seconds to import TorchRec."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forkserver, "connect_to_new_process", server.connect_to_new_process)
-        for place in ("multiprocessing", *(f"shard_gym.{module}" for module in spawning)):
-            patch.setattr(f"{place}.get_context", lambda method: context)
+        forked(patch, server, "shard_gym.torchrec.launch")
         yield
+
+
+@pytest.fixture
+def warm_workers(server, monkeypatch):
+    """Workers that measure begin at once."""
+    forked(monkeypatch, server, "multiprocessing", *(f"shard_gym.measuring.{name}" for name in ("operator", "survey")))
 
 
 @pytest.fixture(scope="session")

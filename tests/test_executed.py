@@ -8,7 +8,7 @@ from shard_gym.torchrec.launch import launch
 
 pytestmark = [  # ranks import this module
     pytest.mark.skipif(find_spec("torchrec") is None, reason="needs TorchRec"),
-    pytest.mark.usefixtures("warm"),
+    pytest.mark.usefixtures("warm_ranks"),
 ]
 FAST = (
     ("DLRM", "dp", "rowwise_adagrad"),

@@ -14,7 +14,7 @@ from shard_gym.torchrec.launch import launch
 
 pytestmark = [  # ranks import this module
     pytest.mark.skipif(find_spec("torchrec") is None, reason="needs TorchRec"),
-    pytest.mark.usefixtures("warm"),
+    pytest.mark.usefixtures("warm_ranks"),
 ]
 N, STEPS = 8, 3  # tables; steps before the move, and after it
 FORMS = {  # kind and devices of a table, on two ranks

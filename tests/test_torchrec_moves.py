@@ -13,7 +13,7 @@ from shard_gym.torchrec.launch import launch
 
 pytestmark = [  # ranks import this module
     pytest.mark.skipif(find_spec("torchrec") is None, reason="needs TorchRec"),
-    pytest.mark.usefixtures("warm"),
+    pytest.mark.usefixtures("warm_ranks"),
 ]
 N, EVERY = 8, (0, 1)
 

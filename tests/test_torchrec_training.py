@@ -16,7 +16,7 @@ from shard_gym.torchrec.launch import _free_port, launch
 
 pytestmark = [  # ranks import this module
     pytest.mark.skipif(find_spec("torchrec") is None, reason="needs TorchRec"),
-    pytest.mark.usefixtures("warm"),
+    pytest.mark.usefixtures("warm_ranks"),
 ]
 BY_HAND = Plan((0, 1, 1, 0, 1, 0, 1, 0))
 # Halves of tables 2 and 4 go to the end, so does the second half of table 4's second half.
