@@ -10,7 +10,7 @@ leaderboard: .venv/core.stamp
 	$(BIN)/python -m benchmarks.leaderboard $(ARGS)
 
 test: .venv/dev.stamp
-	$(BIN)/python -m pytest -n 2 -m "not cuda and not slow" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not cuda and not slow" $(ARGS)
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check

@@ -16,6 +16,7 @@ from shard_gym.records import progress
 from shard_gym.records.commands import seconds
 from shard_gym.results import read_results
 from shard_gym.results.replay import replay
+from shard_gym.task import suites
 from shard_gym_agents.leaderboard import command as command_module
 from shard_gym_agents.learners import trained
 
@@ -75,22 +76,32 @@ def test_the_time_limit_leaves_room_for_the_budget(arguments, seconds):
     assert {job.time_limit for job in command_module._jobs(options)} == {seconds}
 
 
+def words(out, *arguments):
+    return ["--suite", "core-80x8", "--workers", "2", "--out", str(out), "--best-known", str(out / "best"), *arguments]
+
+
 def command(out, *arguments):
-    first = (sys.executable, "-m", "benchmarks.leaderboard", "--suite", "core-80x8", "--workers", "2")
-    return [*first, "--out", str(out), "--best-known", str(out / "best"), *arguments]
+    return [sys.executable, "-m", "benchmarks.leaderboard", *words(out, *arguments)]
 
 
 def odd(*names):
     return [argument for name in names for argument in ("--agent", f"tests.odd_agents:{name}")]
 
 
-def lead(out, *arguments, **settings):
-    done = subprocess.run(command(out, *arguments), cwd=ROOT, capture_output=True, text=True, **settings)
-    assert done.returncode == 0, done.stderr
-    return done
+@pytest.fixture
+def lead(capsys):
+    """The command in this process, which returns what it prints."""
+
+    def call(out, *arguments):
+        code = leaderboard.main(words(out, *arguments))
+        told = capsys.readouterr()
+        assert code == 0, told.err
+        return told.out
+
+    return call
 
 
-def test_agents_that_go_wrong_fail_their_own_rows_only(tmp_path):
+def test_agents_that_go_wrong_fail_their_own_rows_only(tmp_path, lead):
     wrong = {
         "Raises": "ValueError: no idea (8 of 8 runs)",
         "Nonsense": "InvalidPlan: a solver returns a shard_gym.Plan, got list (8 of 8 runs)",
@@ -113,7 +124,7 @@ def test_agents_that_go_wrong_fail_their_own_rows_only(tmp_path):
         "1s",
         "--json",
     )
-    output = lead(tmp_path, *options, *odd(*wrong)).stdout
+    output = lead(tmp_path, *options, *odd(*wrong))
     rows = {row["agent"]: row for row in map(json.loads, output.splitlines())}
     assert all(list(row) == JSON_KEYS.split() for row in rows.values())
     for name, error in wrong.items():
@@ -130,7 +141,8 @@ def test_agents_that_go_wrong_fail_their_own_rows_only(tmp_path):
 
 
 def test_the_table_and_its_page(tmp_path):
-    table = lead(tmp_path, "--agents", "random,cost-greedy", "--tasks", "3", "--seeds", "2").stdout
+    arguments = command(tmp_path, "--agents", "random,cost-greedy", "--tasks", "3", "--seeds", "2")
+    table = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "3 test tasks of 80 tables on 8 devices (the first of 100)" in table
     assert "No best known plans yet" in table
     page = (tmp_path / "core-80x8.md").read_text()
@@ -138,41 +150,35 @@ def test_the_table_and_its_page(tmp_path):
     assert "--agents random,cost-greedy --tasks 3 --seeds 2`" in page
 
 
-def test_best_known_plans_are_kept_only_on_demand(tmp_path):
-    options = ("--agents", "random", "--tasks", "3", "--seeds", "2", "--json")
+def test_best_known_plans_are_kept_only_on_demand(tmp_path, lead, capsys):
+    options = ("--agents", "random", "--tasks", "3", "--seeds", "1", "--json")
     lead(tmp_path, *options)
     best = tmp_path / "best" / "core-80x8.json"
     assert not best.exists()
-    lead(tmp_path, *options, "--seeds", "1", "--update-best")
-    again = json.loads(lead(tmp_path, *options, "--seeds", "1").stdout)
-    assert again["gap"] == 0
+    assert json.loads(lead(tmp_path, *options, "--update-best"))["gap"] == 0
     judge, known = next(iter(json.loads(best.read_text())["best"].items()))
-    assert judge == again["judge"]
+    assert judge == suites.get("core-80x8").judge
     assert {entry["solver"] for entry in known.values()} == {"random"}
     kept = {"makespan", "device", "solver", "options", "seed", "planner", "date"}
     assert all(entry.keys() == kept for entry in known.values())
-    table = lead(tmp_path, "--agents", "cost-greedy", "--tasks", "3").stdout
+    table = lead(tmp_path, "--agents", "cost-greedy", "--tasks", "3")
     assert "Some plans beat the best known ones" in table
 
     makespan = str(next(iter(known.values()))["makespan"])
     best.write_text(best.read_text().replace(makespan, "0.5"))
-    refused = subprocess.run(command(tmp_path, *options), cwd=ROOT, capture_output=True, text=True)
-    assert refused.returncode == 2
-    assert "says 0.5 ms, its plan is worth" in refused.stderr
+    assert leaderboard.main(words(tmp_path, *options)) == 2
+    assert "says 0.5 ms, its plan is worth" in capsys.readouterr().err
 
 
-def test_an_agent_that_cannot_be_found_ends_it(tmp_path):
-    arguments = command(tmp_path, "--agents", "random", "--tasks", "1", "--agent", "nowhere:Agent")
-    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "unknown agent (No module named 'nowhere')" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_an_agent_that_cannot_be_found_ends_it(tmp_path, capsys):
+    assert leaderboard.main(words(tmp_path, "--agents", "random", "--tasks", "1", "--agent", "nowhere:Agent")) == 2
+    assert "unknown agent (No module named 'nowhere')" in capsys.readouterr().err
 
 
-def test_a_learner_without_weights_for_these_settings_is_told_and_not_ranked(tmp_path):
+def test_a_learner_without_weights_for_these_settings_is_told_and_not_ranked(tmp_path, lead):
     pytest.importorskip("torch")
     settings = ("--agents", "random,rnn", "--tasks", "1", "--seeds", "1", "--simulator", "roofline:h200-v1")
-    rows = {row["agent"]: row for row in map(json.loads, lead(tmp_path, *settings, "--json").stdout.splitlines())}
+    rows = {row["agent"]: row for row in map(json.loads, lead(tmp_path, *settings, "--json").splitlines())}
     assert (rows["random"]["feasible"], rows["random"]["error"]) == (1, None)
     assert (rows["rnn"]["feasible"], rows["rnn"]["seeds"]) == (None, 0)
     assert "weights" in rows["rnn"]["error"]
@@ -262,13 +268,14 @@ DIARY_OPTIONS = ("--agents", "random", "--tasks", "12", "--seeds", "1", *AT_LIMI
 
 
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
-def test_a_run_that_broke_off_goes_on_where_it_stopped(tmp_path, how, code):
+def test_a_run_that_broke_off_goes_on_where_it_stopped(tmp_path, lead, monkeypatch, how, code):
     returned, diary = interrupted(tmp_path, how, DIARY_OPTIONS)
     assert returned == code
     assert not list(tmp_path.glob("*.jsonl"))
     kept = [line for path in (tmp_path / "partial").glob("*Diary*") for line in path.read_text().splitlines()]
     assert len(kept) >= 3
-    lead(tmp_path, *DIARY_OPTIONS, env=diary.environment)
+    monkeypatch.setenv("DIARY", str(diary.path))
+    lead(tmp_path, *DIARY_OPTIONS)
     results = [r for r in read_results(tmp_path / "core-80x8.jsonl") if "Diary" in r.agent]
     assert [r.index for r in results] == list(range(12))
     calls = Counter(task for _, task in diary.lines())
@@ -277,8 +284,9 @@ def test_a_run_that_broke_off_goes_on_where_it_stopped(tmp_path, how, code):
     assert calls.keys() == {r.task for r in results}
 
 
-def test_fresh_runs_all_of_it_again(tmp_path):
+def test_fresh_runs_all_of_it_again(tmp_path, lead, monkeypatch):
     _, diary = interrupted(tmp_path, signal.SIGKILL, DIARY_OPTIONS)
     before = len(diary.lines())
-    lead(tmp_path, *DIARY_OPTIONS, "--fresh", env=diary.environment)
+    monkeypatch.setenv("DIARY", str(diary.path))
+    lead(tmp_path, *DIARY_OPTIONS, "--fresh")
     assert len(diary.lines()) == before + 12

@@ -17,6 +17,7 @@ import numpy as np
 
 from shard_gym.errors import UnknownName
 from shard_gym.records.files import DATA
+from shard_gym.records.guard import arrays_of, guarded
 from shard_gym.tables.metasyn import load_metasyn
 from shard_gym.tables.pool import GB, TablePool
 from shard_gym.task.links import Links
@@ -24,6 +25,7 @@ from shard_gym.task.task import Task
 
 SPLITS = ("train", "val", "test")
 MOST_ROWS = 10**9  # of tables whose rows are doubled
+MOST_DOUBLINGS = 30
 PADDING = np.iinfo(np.uint16).max  # fills the rows of a bank whose tasks differ in length
 
 
@@ -122,8 +124,15 @@ class Suite:
 
     def feature_scaling(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation (21,) of the training tables' features; deviations of zero are given as 1."""
-        mean, deviation = self._data("banks.npz")[f"{self.drawn_as}/scaling"]
+        data = self._data("banks.npz")
+        with guarded(f"{self._place}, scaling of {self.drawn_as}"):
+            mean, deviation = data[f"{self.drawn_as}/scaling"]
         return mean, deviation
+
+    @property
+    def _place(self) -> str:
+        """The folder of its data, for errors."""
+        return self.folder or "the data of shard_gym"
 
     def _data(self, name: str) -> Mapping[str, np.ndarray]:
         return _archive(self.folder, name)
@@ -137,9 +146,10 @@ def _known(split: str) -> str:
 
 @cache
 def _archive(folder: str, name: str) -> Mapping[str, np.ndarray]:
-    """An archive of arrays; each is unpacked when asked for."""
-    content = ((Path(folder) if folder else DATA) / name).read_bytes()
-    return np.load(io.BytesIO(content), allow_pickle=False)
+    """An archive of arrays; of the package's own each is unpacked when asked for."""
+    if folder:
+        return arrays_of(Path(folder) / name)
+    return np.load(io.BytesIO((DATA / name).read_bytes()), allow_pickle=False)
 
 
 class SuiteTasks(Sequence[Task]):
@@ -151,10 +161,12 @@ class SuiteTasks(Sequence[Task]):
     def __init__(self, suite: Suite, split: str) -> None:
         bank = _archive(suite.folder, "banks.npz")
         self.suite, self.split = suite, split
-        self.ids, self.dims = (bank[f"{suite.drawn_as}/{split}/{column}"] for column in ("tables", "dims"))
-        self.doublings = bank.get(f"{suite.drawn_as}/{split}/doublings", np.zeros_like(self.ids))
-        memory = bank.get(f"{suite.frozen_as}/{split}/memory")
-        self.memory = [np.array(suite.memory_gb) * GB] * len(self.ids) if memory is None else memory
+        with guarded(f"{suite._place}, bank of {suite.drawn_as}"):
+            self.ids, self.dims = (bank[f"{suite.drawn_as}/{split}/{column}"] for column in ("tables", "dims"))
+            self.doublings = bank.get(f"{suite.drawn_as}/{split}/doublings", np.zeros_like(self.ids))
+            memory = bank.get(f"{suite.frozen_as}/{split}/memory")
+            self.memory = [np.array(suite.memory_gb) * GB] * len(self.ids) if memory is None else memory
+            self._check()
         self._made: dict[int, Task] = {}
 
     def __len__(self) -> int:
@@ -172,13 +184,25 @@ class SuiteTasks(Sequence[Task]):
             return tuple(self[i] for i in range(len(self))[index])
         i = range(len(self))[index]
         if i not in self._made:
-            self._made[i] = self._make(i)
+            with guarded(f"{self.suite._place}, task {self.suite.key}/{self.split}/{i}"):
+                self._made[i] = self._make(i)
         return self._made[i]
 
     @property
     def most_tables(self) -> int:
         """Tables of the task that has the most of them."""
         return int((self.ids != PADDING).sum(axis=1).max())
+
+    def _check(self) -> None:
+        """Refuse columns of other shapes, or of what is no number."""
+        columns = {"tables": self.ids, "dims": self.dims, "doublings": self.doublings}
+        for name, column in columns.items():
+            if column.ndim != 2 or column.shape != self.ids.shape or column.dtype.kind not in "iu":
+                raise ValueError(f"{name} of shape {column.shape} and type {column.dtype}, not a row of ints a task")
+        if len(self.memory) != len(self.ids):
+            raise ValueError(f"{len(self.ids)} tasks, memory of {len(self.memory)}")
+        if self.doublings.size and not 0 <= self.doublings.min() <= self.doublings.max() <= MOST_DOUBLINGS:
+            raise ValueError(f"rows are doubled 0 to {MOST_DOUBLINGS} times")
 
     def _make(self, i: int) -> Task:
         suite = self.suite

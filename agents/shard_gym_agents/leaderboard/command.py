@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ def main(arguments: Sequence[str], name: str = "shard-gym leaderboard", publishe
 
 
 def _run(options: argparse.Namespace) -> int:
+    _import(options.imports)
     jobs = _jobs(options)
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # workers inherit it
     missing: Missing = {}
@@ -71,7 +73,7 @@ def _run(options: argparse.Namespace) -> int:
         jobs, missing = retrain(jobs, options.fresh)
     partial = options.out / "partial"
     partial.mkdir(parents=True, exist_ok=True)  # before anybody could see it come
-    nursery = Nursery(_rules(options), (job.agent for job in jobs))
+    nursery = Nursery(_rules(options), (job.agent for job in jobs), jobs)
     arena = Arena(nursery, partial, options.tasks, options.fresh, tuple(options.agent))
     try:
         print(f"isolation: {nursery.isolation}" + (f" ({nursery.why})" if nursery.why else ""), file=sys.stderr)
@@ -109,7 +111,17 @@ def _rules(options: argparse.Namespace) -> Rules:
         readable=tuple(options.read),
         secret=tuple(map(str, results)),
         verbose=options.verbose,
+        modules=tuple(options.imports),
     )
+
+
+def _import(modules: Iterable[str]) -> None:
+    """Import modules that register suites and simulators."""
+    for module in modules:
+        try:
+            import_module(module)
+        except ImportError as error:
+            raise ShardGymError(f"--import {module}: {error}") from error
 
 
 def _describe(jobs: list[Job], arena: Arena, workers: int) -> dict[Job, dict[str, Any]]:
@@ -277,6 +289,8 @@ def _parser(name: str, best_known: Path) -> argparse.ArgumentParser:
     add("--isolation", choices=("auto", FULL, LIMITS), default="auto", help="of agents; default the best there is")
     add("--memory-gb", type=float, metavar="GB", help="of an agent; default the machine's, shared by the workers")
     add("--read", action="append", default=[], metavar="PATH", help="what agents may read beside their own; repeatable")
+    imported = "that registers suites or simulators, here and where agents run; repeatable"
+    add("--import", action="append", default=[], dest="imports", metavar="MODULE", help=imported)
     add("--env", action="append", default=[], metavar="NAME", help="an environment variable to keep; repeatable")
     add("--split", default="test")
     add("--tasks", type=count, metavar="N", help="only the first N tasks of each suite")

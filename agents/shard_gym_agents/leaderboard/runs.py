@@ -8,7 +8,6 @@ of both packages). What a third party's module imports is not in the key: `--fre
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import threading
 from collections import Counter, defaultdict
@@ -22,9 +21,10 @@ from typing import Any
 import shard_gym
 import shard_gym_agents
 from shard_gym import simulators
-from shard_gym.errors import ShardGymError
+from shard_gym.errors import CorruptFile, ShardGymError
 from shard_gym.records import ledger
 from shard_gym.records.files import json_sha256
+from shard_gym.records.guard import parsed_json
 from shard_gym.records.progress import ProgressBar
 from shard_gym.results import Result
 from shard_gym.results.evaluate import Run, Score, describe, judged, score
@@ -33,6 +33,7 @@ from shard_gym.task import suites
 from shard_gym.task.task import Task
 from shard_gym_agents.leaderboard.arena.host import Nursery, Turn, Worker, WorkerLost
 from shard_gym_agents.leaderboard.arena.job import Job
+from shard_gym_agents.leaderboard.arena.rules import FULL, LIMITS
 
 STRIKES = 3  # time-outs and deaths of an agent on a suite before it is given up
 LOST = ("late: ", "died: ")
@@ -213,7 +214,7 @@ def _run_job(job: Job, about: dict[str, Any], arena: Arena, done: list[Judged], 
     path = partial_path(job, about, arena.partial)
     if arena.fresh:
         path.unlink(missing_ok=True)
-    kept = {result.task: (result, seen) for result, seen in ledger.read(path, _kept)}
+    kept = {result.task: (result, seen) for result, seen in _kept_runs(path)}
     lost = sum((result.error or "").startswith(LOST) for result, _ in kept.values())
     arena.strikes[job.suite, job.agent] += lost
     judge, blank, seat = simulators.make(job.judge), blank_result(job, about), Seat(job, about.get("track", ""), arena)
@@ -255,10 +256,21 @@ def _watched(turn: Turn, build: float, arena: Arena) -> Watched:
     return Watched(arena.nursery.isolation, build, wall, turn.cpu_seconds, turn.idle_seconds, runs=1)
 
 
+def _kept_runs(path: Path) -> list[tuple[Result, Watched]]:
+    try:
+        return ledger.read(path, _kept, "kept run")
+    except CorruptFile as error:
+        raise CorruptFile(f"{error}; --fresh runs it again") from error
+
+
 def _kept(line: bytes) -> tuple[Result, Watched]:
     """A line of an unfinished job."""
-    told = json.loads(line)
-    return Result.from_json(told["result"]), Watched(**told["watched"])
+    told = parsed_json(line)
+    watched = Watched(**told["watched"])
+    figures = watched.build, watched.wall, watched.cpu, watched.idle, watched.runs
+    if watched.isolation not in ("", FULL, LIMITS) or not all(figure >= 0 for figure in figures):
+        raise ValueError("what was watched is an isolation and numbers of 0 or more")
+    return Result.from_json(told["result"]), watched
 
 
 def _none(error: str, wall: float = 0.0) -> Turn:
