@@ -31,6 +31,10 @@ class CorruptFile(ShardGymError, ValueError):
     """A file is not what it says it is; the message names the path and where in it."""
 
 
+class EntryRefused(ShardGymError):
+    """An entry can be read, but what it claims does not come out again, or contradicts its card."""
+
+
 class InUse(ShardGymError, BlockingIOError):
     """Another process writes to a folder; the message says which."""
 
