@@ -55,6 +55,10 @@ class SettingsIgnored(UserWarning):
     """A simulator answers for settings of its own, not for the task's; told once."""
 
 
+class FeaturesUnscaled(UserWarning):
+    """An environment shows features as they are, on which no policy of a suite was trained; told once a place."""
+
+
 class RankFailed(ShardGymError, RuntimeError):
     """One of several processes that train together failed; the message says which, and why."""
 

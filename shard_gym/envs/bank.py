@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,7 @@ from shard_gym.envs.kind_observations import KIND_OBSERVATIONS
 from shard_gym.envs.kinds import PreparedForms
 from shard_gym.envs.observations import OBSERVATIONS, SPLIT_OBSERVATIONS, Observation
 from shard_gym.envs.rewards import REWARDS, Reward
-from shard_gym.errors import InvalidTask, UnknownName
+from shard_gym.errors import FeaturesUnscaled, InvalidTask, UnknownName
 from shard_gym.plan.forms import beyond_columns
 from shard_gym.plan.nodes import Nodes
 from shard_gym.plan.ways import Actions
@@ -27,6 +28,10 @@ from shard_gym.task.suite import SuiteTasks
 from shard_gym.task.suites import SPLITS, Suite
 from shard_gym.task.task import Task
 
+RAW = (
+    "the features of these tasks are shown unscaled, as no suite is named: use shard_gym.env_for(task, suite) to play "
+    "them as a suite's, or Bank(tasks, scaling) with constants of your training tables"
+)
 _UNSCALED = (np.zeros(len(FEATURES)), np.ones(len(FEATURES)))
 
 
@@ -96,10 +101,11 @@ class Bank:
             raise UnknownName("split", split, SPLITS)
         if isinstance(tasks, Bank):
             return tasks
-        if isinstance(tasks, Task):
-            return cls((tasks,))
         if not isinstance(tasks, str | Suite):
-            return cls(tuple(tasks) if isinstance(tasks, Iterable) else (tasks,))
+            several = isinstance(tasks, Iterable) and not isinstance(tasks, Task)
+            bank = cls(tuple(tasks) if several else (tasks,))
+            warnings.warn(RAW, FeaturesUnscaled, stacklevel=3)
+            return bank
         suite = suites.get(tasks) if isinstance(tasks, str) else tasks
         return cls(suite.bank_of(split), suite.feature_scaling(), suite, split, suite.split_action)
 

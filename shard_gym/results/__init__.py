@@ -170,7 +170,7 @@ def results_in(path: str | Path) -> Iterator[Result]:
 
 @contextmanager
 def _packing(path: str | Path, file: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Where to write what goes to a file, packed or as it is."""
+    """Bytes on their way to a file, packed or as they are."""
     if not str(path).endswith(".gz"):
         yield file
         return

@@ -24,7 +24,7 @@ MOST = 50  # of a list
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What can be said of an agent and of its runs; what results say as well must agree with them."""
+    """Facts of an agent and of its runs; those that results tell too must agree with them."""
 
     agent: str  # as results name it: a registered name, or module:Class
     authors: tuple[str, ...]

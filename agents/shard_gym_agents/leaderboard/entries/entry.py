@@ -34,7 +34,7 @@ MOST_NAMES = 100  # agents that an error lists
 
 @dataclass
 class Claims:
-    """What the results of an entry say of themselves, all lines together."""
+    """Words of an entry's results on themselves, all lines together."""
 
     results: int = 0
     agents: set[str] = field(default_factory=set)
@@ -103,7 +103,7 @@ class Entry:
         return self.folder / PLANS
 
     def results(self) -> Iterator[Result]:
-        """Its results, one by one."""
+        """Tell its results one by one."""
         return results_in(self.plans)
 
 

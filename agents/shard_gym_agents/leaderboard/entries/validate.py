@@ -48,7 +48,7 @@ def validate(folder: str | Path, strict: bool = False) -> Validated:
 
 
 def _short(entry: Entry, replayed: Replay) -> Iterator[str]:
-    """What an entry lacks to be compared with others: all test tasks, the suites' simulators, one clean commit."""
+    """Tell what an entry lacks to be compared with others: all test tasks, the suites' simulators, one clean commit."""
     for key, tasks in replayed.suites.items():
         if tasks.split != "test":
             yield f"{tasks.split} tasks of {key}: test tasks are compared"
