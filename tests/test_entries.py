@@ -1,6 +1,7 @@
 """Entries of strangers: what comes out is told, all else is refused with the reason and an exit code."""
 
 import gzip
+import hashlib
 import json
 import shutil
 from dataclasses import asdict, replace
@@ -8,6 +9,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
+from benchmarks import entries as published
 from shard_gym import simulators, suites
 from shard_gym.errors import CorruptFile, EntryRefused, InvalidTask
 from shard_gym.results import BENCHMARK_VERSION, read_results, write_results
@@ -17,8 +19,9 @@ from shard_gym_agents.cli.main import main
 from shard_gym_agents.leaderboard.entries import entry as entries
 from shard_gym_agents.leaderboard.entries.card import Card
 from shard_gym_agents.leaderboard.entries.command import packed
-from shard_gym_agents.leaderboard.entries.entry import ABOUT, CARD, PLANS, pack, read
+from shard_gym_agents.leaderboard.entries.entry import ABOUT, CARD, PLANS, Claims, pack, read
 from shard_gym_agents.leaderboard.entries.validate import validate, validate_all
+from shard_gym_agents.learners.trained import shipped
 
 SUITE = suites.get("dlrm-10x4")
 FACTS = Card(
@@ -271,6 +274,34 @@ def test_a_card_is_read_as_it_was_written(tmp_path):
     odd = replace(FACTS, training='"quoted" \\ and ünïcode', checkpoints=("a" * 64,), seeds=(2, 0, 1))
     (tmp_path / CARD).write_text(odd.to_toml())
     assert Card.load(tmp_path / CARD) == odd and odd.seeds == (0, 1, 2)
+
+
+def test_our_rows_become_entries(results, tmp_path, capsys):
+    write_results(tmp_path / "run" / "dlrm-10x4.jsonl", results)
+    command = [str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--hardware", "two cores"]
+    assert published.main(command) == 0
+    assert validate(tmp_path / "out" / "dim-greedy", strict=True).entry.card.training == "none"
+    assert "1 entries, " in capsys.readouterr().out
+    write_results(tmp_path / "run" / "dlrm-10x4.jsonl", each(commit="1-dirty")(results[:3]))
+    assert published.main(command) == 2
+    assert "3 of the 50 test tasks" in capsys.readouterr().err
+    assert validate(tmp_path / "out" / "dim-greedy", strict=True).plans == 50  # the old one stays
+
+
+def test_the_weights_that_runs_used_are_on_the_card():
+    claims = Claims(results=1, agents={"ppo"}, tracks={"search"}, suites={"core-60x4"}, seeds={"core-60x4": {0}})
+    path = shipped("ppo")["core-60x4"]
+    claims.weights = {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}
+    card = published.card_of("ppo", claims, "two cores")
+    assert card.checkpoints == (hashlib.sha256(path.read_bytes()).hexdigest(),)
+    assert card.training == "0.51 minutes for core-60x4, each on one core"
+
+
+def test_a_published_entry_comes_out():
+    folders = [path.parent for path in published.FOLDER.glob(f"*/{ABOUT}")]
+    if not folders:
+        pytest.skip("no entries are published yet: make leaderboard, then python -m benchmarks.entries")
+    validate(min(folders, key=lambda folder: (folder / PLANS).stat().st_size), strict=True)
 
 
 def test_results_may_be_packed(results, tmp_path):

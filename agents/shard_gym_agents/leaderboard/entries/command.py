@@ -44,7 +44,7 @@ def submit(arguments: Sequence[str]) -> int:
     return commands.run(parser, command, arguments)
 
 
-def packed(run: Path, card: Card, out: Path) -> Validated:
+def packed(run: Path, card: Card, out: Path, strict: bool = False) -> Validated:
     """An entry made of a run and checked; what does not come out is not written."""
     if out.exists() and not _may_go(out):
         raise InvalidTask(f"{out} holds something else than an entry: name a folder that is not there yet")
@@ -52,7 +52,7 @@ def packed(run: Path, card: Card, out: Path) -> Validated:
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as beside:
         made = Path(beside) / out.name
         pack(results_of(run, card.agent), card, made)
-        found = validate(made)
+        found = validate(made, strict)
         if out.exists():
             shutil.rmtree(out)
         made.rename(out)
