@@ -10,14 +10,15 @@ import numpy as np
 
 from shard_gym.bounds import certificate as bounded
 from shard_gym.bounds.prices import prices
-from shard_gym.bounds.shares import no_bound
-from shard_gym.bounds.verify import FORMS, SCHEMA, case_bound
-from shard_gym.errors import CorruptFile
+from shard_gym.bounds.shares import factor_shares, no_bound
 from shard_gym.plan.forms import Forms, beyond_columns
+from shard_gym.proofs import FORMS, SCHEMA
+from shard_gym.proofs.cases import Pieces
 from shard_gym.simulators import FastSimulator
 from shard_gym.task.task import Task
 
 BELOW = 1 - 1e-9  # of a bound: its certificate's guess, and of 1: what weights add up to
+WIDER = 1e-6  # are the intervals of a proof by factors
 MOST_DEVICES = 32  # for a case of each device that is empty
 Proof = dict[str, Any]
 
@@ -45,6 +46,11 @@ def proofs(task: Task, simulator: FastSimulator) -> Iterator[Proof]:
         yield {"form": "cases", "cases": cases.holding(table)}
     elif table is not None:
         yield {"form": "alone", "table": table}
+    for held in factor_shares(task, simulator):
+        told = {"weights": held.weights, "phi": held.phi, "edges": np.append(held.low[:1] * (1 - WIDER), held.high)}
+        told["edges"][-1] *= 1 + WIDER
+        multipliers = [multiplier.tolist() for multiplier in held.multipliers]
+        yield {"form": "factors", **{name: array.tolist() for name, array in told.items()}, "multipliers": multipliers}
 
 
 def _of_kinds(task: Task, simulator: FastSimulator) -> Iterator[Proof]:
@@ -60,7 +66,7 @@ class Cases:
     """Cases with weights that are written down at once: even ones, by the speed of devices, or all on one device."""
 
     def __init__(self, task: Task, simulator: FastSimulator) -> None:
-        self.task, self.simulator = task, simulator
+        self.task, self.simulator, self.pieces = task, simulator, Pieces(task, simulator)
         self.phases = ("both",) if task.objective == "kernel" else ("forward", "backward")
         self.sums = [range(len(simulator.maxima(name).sums)) for name in self.phases]  # type: ignore[union-attr]
         self.numbers = self._best_sums()
@@ -126,12 +132,13 @@ class Cases:
         return max(product(*self.sums), key=lambda numbers: self._worth(self.even("any", every, numbers)))
 
     def _worth(self, case: Proof) -> float:
-        return case_bound(self.task, self.simulator, case)
+        where = case["where"]
+        return self.pieces.least(where if isinstance(where, str) else tuple(where), case)
 
 
 def _worth(task: Task, simulator: FastSimulator, proof: Proof) -> float:
     """The bound that a proof has, 0 where it is none."""
     try:
         return max(0.0, FORMS[proof["form"]](task, simulator, proof))
-    except CorruptFile:
+    except ValueError:
         return 0.0
