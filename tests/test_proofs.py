@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import gzip
 import json
 from dataclasses import replace
 from itertools import product
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import certificates as published
 from shard_gym import simulators, suites
 from shard_gym.bounds import certificate
 from shard_gym.bounds.certify import certified, proofs
@@ -19,7 +21,10 @@ from shard_gym.errors import CorruptFile, SimulatorError
 from shard_gym.memory.usage import device_bytes
 from shard_gym.proofs import FORMS, verify
 from shard_gym.proofs.cases import LINKS, Pieces
+from shard_gym.records.guard import opened
 from shard_gym.results.evaluate import score
+from shard_gym_agents.cli.main import main
+from shard_gym_agents.search.duals import dual_proofs
 from tests.env_helpers import PoolingMs
 from tests.test_bounds import JUDGE, ROOFLINE, drawn_task, split_plans
 
@@ -37,7 +42,7 @@ def certificates():
         task, judge = suite.tasks("test")[0], simulators.make(suite.judge)
         found[key] = (json.loads(json.dumps(certified(task, judge))), task, judge)
     told, task, judge = found["metasyn-80x8"]
-    proof = {"form": "alone", "table": 3}
+    proof = {"form": "alone", "table": 4}
     found["alone"] = (told | {"proof": proof, "bound": FORMS["alone"](task, judge, proof)}, task, judge)
     return found
 
@@ -63,6 +68,51 @@ def test_no_plan_is_faster_than_what_is_proved(seed, objective, simulator):
     best = best_of_all(task, simulator)
     bounds = [FORMS[proof["form"]](task, simulator, proof) for proof in proofs(task, simulator)]
     assert max(bounds, default=0.0) <= best
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(["kernel", "iteration"]))
+def test_weights_of_the_linear_program_prove_more_and_hold(seed, objective):
+    pytest.importorskip("highspy")
+    task = drawn_task(seed, objective, most=6)
+    plain = certified(task, H100)["bound"]
+    told = certified(task, H100, dual_proofs(task, H100))
+    assert plain <= told["bound"] == verify(told, task, H100) <= best_of_all(task, H100)
+
+
+def test_devices_of_two_speeds_need_the_linear_program():
+    pytest.importorskip("highspy")
+    task = suites.get("hetero-80x8").tasks("test")[0]
+    assert certified(task, H100, dual_proofs(task, H100))["bound"] > 1.003 * certified(task, H100)["bound"]
+
+
+@pytest.mark.parametrize("arguments", [["--suite", "dlrm-10x4", "--index", "1"], ["--task", "task.json"]])
+def test_bounds_go_to_files_and_are_accepted_again(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("task.json").write_text(suites.get("dlrm-10x4").tasks("test")[1].to_json())
+    assert main(["bound", *arguments, "--out", "bound.json"]) == 0
+    also = arguments if arguments[0] == "--task" else []
+    assert main(["verify", "bound.json", *also]) == 0
+    told = json.loads(Path("bound.json").read_text())
+    Path("bound.jsonl.gz").write_bytes(gzip.compress(json.dumps(changed(told, "bound", to=99.0)).encode()))
+    assert main(["verify", "bound.json", "bound.jsonl.gz", *also]) == 1
+    assert "line 1: a certificate claims 99.0 ms" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("", 1), ("{", 2), ("5", 1), ('{"simulator": "/dev/zero"}', 1), ('{"simulator": "roofline:h100-v1"}', 1)],
+)
+def test_files_of_no_certificates_are_refused(text, code, tmp_path):
+    (tmp_path / "x.json").write_text(text)
+    assert main(["verify", str(tmp_path / "x.json")]) == code
+
+
+@pytest.mark.parametrize("path", sorted(published.FOLDER.glob("*.gz"))[:2], ids=lambda path: path.name)
+def test_the_first_published_certificates_are_accepted(path, tmp_path):
+    with opened(path) as file:
+        (tmp_path / "some.jsonl").write_bytes(b"".join(file.readlines()[:3]))
+    assert main(["verify", str(tmp_path / "some.jsonl")]) == 0
 
 
 @settings(max_examples=15, deadline=None)
@@ -138,7 +188,7 @@ TAMPERED = {
     "a guess below 0": ("core-80x8-allkinds", ("proof", "guess"), -1.0, "no number from 0"),
     "another price": ("core-80x8-allkinds", ("proof", "memory", 0), lambda p: p / 2, "claims"),
     "another sum": ("core-80x8-allkinds", ("proof", "sum"), 9, "range"),
-    "another table": ("alone", ("proof", "table"), 4, "claims"),
+    "another table": ("alone", ("proof", "table"), 3, "claims"),
     "fewer intervals": ("metasyn-80x8", ("proof", "edges"), lambda e: e[1:], "leave some devices out|broadcast"),
     "intervals without end": ("metasyn-80x8", ("proof", "edges"), lambda e: [e[0]] * 500, "other numbers"),
     "other weights": ("metasyn-80x8", ("proof", "weights", 0), lambda w: 50 * w, "claims|leave"),

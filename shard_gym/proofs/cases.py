@@ -49,7 +49,7 @@ class Pieces:
         """The least makespan of the plans of a case, ms."""
         task, speed = self.task, np.array(self.task.speed)
         price = _of_devices(task, case.get("memory", []))
-        by_column, latency = self._links(case)
+        by_column, latency = self.links(case)
         cost = self.columns[..., None] * by_column + price * self.bytes[..., None]  # (V, N, K)
         fixed = np.zeros(task.num_devices)
         for name, longest in self.maxima.items():
@@ -82,7 +82,7 @@ class Pieces:
         require(sum(map(max, zip(*shared, strict=True))) <= 1, f"weights of {name} add up to more than 1")
         return weights
 
-    def _links(self, case: Any) -> tuple[np.ndarray, float]:
+    def links(self, case: Any) -> tuple[np.ndarray, float]:
         """What a column on each device adds through the links, (K,), and what all add: an all-to-all there and back."""
         devices = self.task.num_devices
         if self.wires is None or devices == 1:

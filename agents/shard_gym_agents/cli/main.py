@@ -34,6 +34,8 @@ OTHERS = {
     "fit": ("shard_gym.measuring.fit:main", "fit a cost network to measurements (needs torch)"),
     "train": ("shard_gym_agents.cli.train:main", "train a learner on a suite (needs torch)"),
     "leaderboard": ("shard_gym_agents.leaderboard.command:main", "rank agents on suites"),
+    "bound": ("shard_gym_agents.cli.bounds:bound", "what no plan of a task beats, with a certificate"),
+    "verify": ("shard_gym_agents.cli.bounds:verify_files", "accept or refuse certificates of bounds"),
     "submit": ("shard_gym_agents.leaderboard.entries.command:submit", "pack an agent's runs and its card"),
     "validate": (
         "shard_gym_agents.leaderboard.entries.command:check",
