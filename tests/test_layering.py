@@ -27,6 +27,7 @@ ROOMS = (
     "simulators",
     "measuring",
     "envs",
+    "proofs",
     "bounds",
     "results",
     "torchrec",
