@@ -26,6 +26,7 @@ ROOMS = (
     "plan",
     "simulators",
     "measuring",
+    "pictures",
     "envs",
     "bounds",
     "results",
