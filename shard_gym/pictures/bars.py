@@ -18,7 +18,7 @@ from shard_gym.task.task import Task
 
 @dataclass(frozen=True, eq=False)
 class Bars:
-    """What a picture of a plan shows; a bar for each of K devices."""
+    """All that a picture of a plan shows; a bar for each of K devices."""
 
     title: str
     about: str  # objective and judge
