@@ -24,6 +24,7 @@ ROOMS = (
     "task",
     "memory",
     "plan",
+    "generator",
     "simulators",
     "measuring",
     "pictures",
