@@ -29,10 +29,10 @@ from shard_gym.records.progress import ProgressBar
 from shard_gym.results import Result
 from shard_gym.results.evaluate import Run, Score, describe, judged, score
 from shard_gym.simulators import Simulator
-from shard_gym.task import suites
 from shard_gym.task.task import Task
 from shard_gym_agents.leaderboard.arena.host import Nursery, Turn, Worker, WorkerLost
 from shard_gym_agents.leaderboard.arena.job import Job
+from shard_gym_agents.leaderboard.arena.job import tasks_of as job_tasks
 
 STRIKES = 3  # time-outs and deaths of an agent on a suite before it is given up
 LOST = ("late: ", "died: ")
@@ -179,7 +179,7 @@ def _described(job: Job, arena: Arena) -> dict[str, Any]:
 
 def tasks_of(job: Job, limit: int | None) -> tuple[Task, ...]:
     """The tasks that a job solves."""
-    return suites.get(job.suite).tasks(job.split)[:limit]
+    return tuple(job_tasks(job)[:limit])
 
 
 def blank_result(job: Job, about: dict[str, Any]) -> Result:
@@ -188,7 +188,7 @@ def blank_result(job: Job, about: dict[str, Any]) -> Result:
     if "checkpoint" in config and job.checkpoint:
         config = {**config, "checkpoint": job.checkpoint}  # as the user named it
     return Result(
-        suite=job.suite,
+        suite="" if job.tasks else job.suite,
         agent=job.agent,
         config={**config, "seed": job.seed} if "seed" in config else config,
         seed=job.seed,
