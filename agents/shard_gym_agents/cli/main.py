@@ -36,6 +36,7 @@ OTHERS = {
     "fit": ("shard_gym.measuring.fit:main", "fit a cost network to measurements (needs torch)"),
     "train": ("shard_gym_agents.cli.train:main", "train a learner on a suite (needs torch)"),
     "leaderboard": ("shard_gym_agents.leaderboard.command:main", "rank agents on suites"),
+    "round": ("shard_gym_agents.leaderboard.rounds.command:main", "hold a sealed round on tasks nobody has seen"),
     "profile": ("shard_gym_agents.cli.logs:profile", "tables from a log: CSV or Parquet (needs pyarrow)"),
     "flex": ("shard_gym_agents.cli.flex:main", "rows of sequence tables in tiers, by FlexShard"),
     "sweep": ("shard_gym_agents.cli.sweep:main", "plan the same tables on several machines, and compare"),
