@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import rounds as rehearsal
 from shard_gym import suites
 from shard_gym.errors import CorruptFile, InvalidTask
 from shard_gym.results import read_results, write_results
@@ -244,3 +245,23 @@ def test_commitments_bind_rules_seed_and_salt(held):
     assert len(found) == 5
     with pytest.raises(CorruptFile, match="do not give"):
         checked(rules, others[1], "here")
+
+
+def test_rank_correlation_by_hand():
+    three = np.array([1.0, 2.0, 3.0])
+    assert rehearsal.agreement(three, three) == 1
+    assert rehearsal.agreement(three, -three) == -1
+    assert rehearsal.agreement(three, np.array([1.0, 3.0, 2.0])) == pytest.approx(1 / 3)
+    assert rehearsal.agreement(three, np.stack([three, -three])).tolist() == [1, -1]
+
+
+def test_the_page_tells_which_pairs_change():
+    rising, even = [0.01 * i for i in range(1, 11)], [0.2] * 10
+    public = {"first": rising, "second": even, "third": [0.5] * 10}
+    of_round = {"first": even[:5], "second": rising[:5], "third": [0.5] * 5}
+    told = {"suites": {"core-80x8": {"public": public, "round": of_round}}, "command": "c", "busy": 0.5}
+    page = rehearsal.page({**told, "tasks": 5, "budget": 0.1, "reference_budget": 1.0})
+    assert "Rank correlation (Kendall) 0.33 [" in page
+    assert "1 of 3 pairs change their order, 1 of them beyond both intervals" in page
+    assert "| second over first | +14.50% [" in page
+    assert "| -17.00% [" in page

@@ -57,8 +57,27 @@ def random_makespans(tasks: Sequence[Task], judge: str) -> list[float]:
     return [random_makespan(task, simulator, np.random.default_rng([1000, i])) for i, task in enumerate(tasks)]
 
 
-def replayed(folder: Path, found: Round, secret: Secret) -> list[Standing]:
-    """Make the tasks again, score every plan again, and rank; refuses whatever comes out otherwise."""
+@dataclass(frozen=True, eq=False)
+class Replayed:
+    """The runs of a round, scored again, and what they are held against; ms, (T,)."""
+
+    runs: Runs
+    reference: np.ndarray
+    random: np.ndarray
+
+    @property
+    def gaps(self) -> dict[str, np.ndarray]:
+        """Gaps of each agent's runs to the reference, (T, S)."""
+        return gaps(self.runs, self.reference, self.random)
+
+    @property
+    def standings(self) -> list[Standing]:
+        """The agents, best group first within their track."""
+        return standings(self.runs, self.reference, self.random)
+
+
+def replayed(folder: Path, found: Round, secret: Secret) -> Replayed:
+    """Make the tasks again and score every plan again; refuses whatever comes out otherwise."""
     opened, begun = read(folder, Opened), read(folder, Begun)
     tasks = tasks_of(found, secret)
     if [task.hash for task in tasks] != opened.tasks:
@@ -72,7 +91,7 @@ def replayed(folder: Path, found: Round, secret: Secret) -> list[Standing]:
         raise CorruptFile(f"{folder / REFERENCES} has plans of {', '.join(host)}, not of {', '.join(HOST)}")
     if wrong := runs.keys() ^ (set(begun.agents) - opened.unable.keys()):
         raise CorruptFile(f"{folder / RESULTS} and {folder / BEGUN} differ in {', '.join(sorted(wrong))}")
-    return standings(runs, references(host, opened.random), np.array(opened.random))
+    return Replayed(runs, references(host, opened.random), np.array(opened.random))
 
 
 def references(host: Runs, random: Sequence[float]) -> np.ndarray:
@@ -83,14 +102,17 @@ def references(host: Runs, random: Sequence[float]) -> np.ndarray:
 
 def standings(runs: Runs, reference: np.ndarray, random: np.ndarray) -> list[Standing]:
     """The agents, best group first within their track; a run without a usable plan counts as the mean random plan."""
-    makespan = {agent: _table(of_agent, random) for agent, of_agent in runs.items()}  # (T, S) each
-    gaps = {agent: table / reference[:, None] - 1 for agent, table in makespan.items()}
-    rows = []
+    to_reference, rows = gaps(runs, reference, random), []
     for track in sorted({result.track for of_agent in runs.values() for result, _ in of_agent}, reverse=True):
-        of_track = {agent: gaps[agent] for agent, of_agent in runs.items() if of_agent[0][0].track == track}
+        of_track = {agent: to_reference[agent] for agent, of_agent in runs.items() if of_agent[0][0].track == track}
         for number, group in enumerate(rank_groups(of_track), start=1):
-            rows += [_standing(agent, number, runs[agent], gaps[agent], makespan[agent]) for agent in group]
+            rows += [_standing(agent, number, runs[agent], of_track[agent], reference) for agent in group]
     return rows
+
+
+def gaps(runs: Runs, reference: np.ndarray, random: np.ndarray) -> dict[str, np.ndarray]:
+    """Gaps of each agent's runs to the reference, as a share of it, (T, S)."""
+    return {agent: _table(of_agent, random) / reference[:, None] - 1 for agent, of_agent in runs.items()}
 
 
 def report(found: Round, opened: Opened, closed: Closed) -> str:
@@ -124,13 +146,11 @@ def _line(row: Standing) -> str:
     )
 
 
-def _standing(agent: str, group: int, runs: Sequence[Judged], gaps: np.ndarray, makespan: np.ndarray) -> Standing:
-    feasible = sum(found is not None and found.feasible for _, found in runs) / len(runs)
-    low, high = interval(gaps, mean)
-    seeds = makespan.shape[1]
-    return Standing(
-        agent, runs[0][0].track, group, feasible, float(mean(gaps)), low, high, float(makespan.mean()), seeds
-    )
+def _standing(agent: str, group: int, runs: Sequence[Judged], found: np.ndarray, reference: np.ndarray) -> Standing:
+    feasible = sum(score is not None and score.feasible for _, score in runs) / len(runs)
+    gap, between = float(mean(found)), interval(found, mean)
+    makespan = float(((1 + found) * reference[:, None]).mean())
+    return Standing(agent, runs[0][0].track, group, feasible, gap, *between, makespan, seeds=found.shape[1])
 
 
 def _table(runs: Sequence[Judged], otherwise: np.ndarray) -> np.ndarray:

@@ -56,7 +56,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class Opened:
-    """What came of a round, before anybody knows its tasks."""
+    """The outcome of a round, before anybody knows its tasks."""
 
     commitment: str
     opened: str
@@ -88,7 +88,7 @@ def write(folder: Path, kept: Any) -> None:
 
 
 def read(folder: Path, kind: type[Kept]) -> Kept:
-    """What a stage kept; refused unless every field is there and of its type, and of the round of this folder."""
+    """The file of a stage; refused unless every field is there and of its type, and of the round of this folder."""
     path = folder / FILES[kind]  # type: ignore[index]
     found = parsed(read_json(path), kind, str(path))
     if kind is not Round and found.commitment != read(folder, Round).commitment:  # type: ignore[attr-defined]
