@@ -66,7 +66,7 @@ class TimedOut(ShardGymError, TimeoutError):
 
 
 class UnknownName(ShardGymError, KeyError):
-    """A name that is in no registry; the message lists the valid ones, and may say how to have it, or what was meant."""
+    """A name that is in no registry; the message lists the valid ones, and may say what helps or was meant."""
 
     def __init__(self, kind: str, name: object, valid: Iterable[object], how: str = "") -> None:
         from difflib import get_close_matches  # it takes milliseconds to import, and few need it

@@ -161,7 +161,7 @@ class Worker:
             raise WorkerLost(f"died: {broken}") from broken
         if figures["wall"] > limit:
             plan, error = None, f"late: {figures['wall']:.3g} s of {limit:g} s"
-        return Turn(Run(plan, error, figures["wall"], calls), figures["cpu"], figures["idle"])
+        return Turn(Run(plan, error, figures["wall"], calls, figures["cpu"]), figures["cpu"], figures["idle"])
 
     def stop(self) -> None:
         """Have all processes of the agent end; `kill` waits for it."""

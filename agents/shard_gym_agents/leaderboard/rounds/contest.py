@@ -14,8 +14,9 @@ from shard_gym.task.task import Task
 from shard_gym_agents.leaderboard.arena.host import Nursery
 from shard_gym_agents.leaderboard.arena.job import Job
 from shard_gym_agents.leaderboard.arena.rules import Rules
+from shard_gym_agents.leaderboard.kept import partial_path
 from shard_gym_agents.leaderboard.rounds.folder import Round
-from shard_gym_agents.leaderboard.runs import Arena, Judged, describe_agents, partial_path, run_jobs
+from shard_gym_agents.leaderboard.runs import Arena, Judged, describe_agents, run_jobs
 
 HOST = ("cost-greedy", "auto")  # whose better plan is the reference of a task
 ABSENT = ("missing", "unknown")  # what an agent is told to lack, in its description
