@@ -84,6 +84,4 @@ def duration(seconds: float) -> str:
     if value < 0.1:
         value, unit = value * 1e3, "µs"
     digits = max(0, 1 - math.floor(math.log10(max(value, 1e-9))))
-    return (
-        f"{value:.{min(digits, 2)}f} {unit}" if value < 100 else f"{round(value, -len(str(int(value))) + 2):.0f} {unit}"
-    )
+    return f"{value:.{min(digits, 2)}f} {unit}" if value < 100 else f"{round(value, -len(str(int(value))) + 2):.0f} {unit}"

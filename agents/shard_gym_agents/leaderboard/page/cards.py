@@ -32,7 +32,7 @@ def reproduce(board: Board, entrant: Entrant) -> str:
     words += ["--agents", result.agent] if known else ["--agents", "", "--agent", result.agent]
     if entrant.row.seeds != 1:
         words += ["--seeds", str(entrant.row.seeds)]
-    if result.config.get("budget"):
+    if "budget" in result.config and result.config["budget"]:
         words += ["--budget", f"{result.config['budget']:g}s"]
     if len(board.tasks) < suite.num_tasks(board.ranking.split):
         words += ["--tasks", str(len(board.tasks))]

@@ -128,9 +128,7 @@ def _charts(board: Board) -> list[Markup | None]:
     for track in TRACKS:
         about = "The share of runs within a gap: higher is better. The first six agents have colours."
         drawn = charts.profile(board, track)
-        found.append(
-            _figure(f"Profile of gaps, {track}", about, drawn, drawn and charts.legend_of_profile(board, track))
-        )
+        found.append(_figure(f"Profile of gaps, {track}", about, drawn, drawn and charts.legend_of_profile(board, track)))
     about = "A dot is a plan. Above the line the judge finds it slower than the planner told."
     alike = f"The planner, {short(board.planner)}, is the judge: what agents are told is what counts."
     figure = _figure("Planner against judge", about, charts.planner_and_judge(board))
@@ -158,11 +156,7 @@ def _tasks(board: Board) -> Markup:
     strip = tag("div", charts.strip(board), class_="scroll strip-box")
     return join(
         tag("h3", "Tasks"),
-        tag(
-            "p",
-            "Each cell is a task, coloured by the gap.",
-            tag("span", " Choose one to see plans.", class_="needs-script"),
-        ),
+        tag("p", "Each cell is a task, coloured by the gap.", tag("span", " Choose one to see plans.", class_="needs-script")),
         strip,
         charts.legend_of_strip(),
         tag("p", class_="detail strip-detail needs-script", aria_live="polite"),
