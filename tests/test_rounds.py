@@ -259,8 +259,8 @@ def test_the_page_tells_which_pairs_change():
     rising, even = [0.01 * i for i in range(1, 11)], [0.2] * 10
     public = {"first": rising, "second": even, "third": [0.5] * 10}
     of_round = {"first": even[:5], "second": rising[:5], "third": [0.5] * 5}
-    told = {"suites": {"core-80x8": {"public": public, "round": of_round}}, "command": "c", "busy": 0.5}
-    page = rehearsal.page({**told, "tasks": 5, "budget": 0.1, "reference_budget": 1.0})
+    told = {"suites": {"core-80x8": {"public": public, "round": of_round}}, "command": "c"}
+    page = rehearsal.page({**told, "tasks": 5, "reference_budget": 1.0})
     assert "Rank correlation (Kendall) 0.33 [" in page
     assert "1 of 3 pairs change their order, 1 of them beyond both intervals" in page
     assert "| second over first | +14.50% [" in page

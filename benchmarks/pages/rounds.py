@@ -9,7 +9,6 @@ Writes benchmarks/results/rounds.md.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from itertools import combinations
@@ -19,6 +18,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from benchmarks import RESULTS, pages
+from benchmarks.counted import CALLS
 from shard_gym.errors import ShardGymError
 from shard_gym.records.commands import count, names, seconds
 from shard_gym.task import suites
@@ -34,8 +34,8 @@ from shard_gym_agents.leaderboard.statistics import interval, mean, paired
 
 SUITES = "core-80x8,tight-80x8"
 AGENTS = (
-    "auto,beam,local-search,dreamshard-planner,maskable-ppo,neuroshard,cost-greedy,lookup-greedy,"
-    "size-lookup-log-greedy,dim-greedy"
+    "benchmarks.counted:Auto,benchmarks.counted:Beam,benchmarks.counted:LocalSearch,dreamshard-planner,maskable-ppo,"
+    "neuroshard,cost-greedy,lookup-greedy,size-lookup-log-greedy,dim-greedy"
 )
 RESAMPLES = 2_000
 Gaps = dict[str, list[float]]  # by agent, task by task
@@ -48,15 +48,14 @@ def measure(options: argparse.Namespace) -> pages.Found:
         for key in options.suite:
             suite, place = suites.get(key), Path(scratch) / key
             found[suite.key] = {"public": public(suite, options, place / "public"), "round": sealed(options, place)}
-    told = {name: getattr(options, name) for name in ("tasks", "budget", "reference_budget")}
-    return {"suites": found, "busy": os.getloadavg()[0] / (os.cpu_count() or 1), **told}
+    return {"suites": found, "tasks": options.tasks, "reference_budget": options.reference_budget}
 
 
 def public(suite: Suite, options: argparse.Namespace, scratch: Path) -> Gaps:
     """Gaps on the public test tasks."""
-    told = {"planner": suite.planner, "judge": suite.judge, "budget": options.budget}
+    told = {"planner": suite.planner, "judge": suite.judge}
     jobs = [Job(suite=suite.key, agent=agent, seed=0, **told) for agent in options.agents]
-    played = play(jobs, Rules(), scratch, workers=1)
+    played = play(jobs, Rules(), scratch, workers=1, users=_split(options.agents)[1])
     _refuse_absent(dict(played.unable))
     known = references(suite, "test", suite.num_tasks("test"), suite.judge, RESULTS / "best_known")
     runs = {job.agent: pairs for job, pairs in played.runs.items()}
@@ -66,9 +65,10 @@ def public(suite: Suite, options: argparse.Namespace, scratch: Path) -> Gaps:
 def sealed(options: argparse.Namespace, place: Path) -> Gaps:
     """Gaps in a round, which is announced, opened, closed and checked."""
     where, key = str(place / "round"), place.name
-    rules = ["--tasks", options.tasks, "--seeds", 1, "--budget", f"{options.budget}s"]
-    rules += ["--reference-budget", f"{options.reference_budget}s"]
-    stages = [["new", where, "--suite", key, *rules], ["open", where, "--agents", ",".join(options.agents)]]
+    rules = ["--tasks", options.tasks, "--seeds", 1, "--reference-budget", f"{options.reference_budget}s"]
+    ours, users = _split(options.agents)
+    agents = ["--agents", ",".join(ours), *(word for user in users for word in ("--agent", user))]
+    stages = [["new", where, "--suite", key, *rules], ["open", where, *agents, "--isolation", "auto"]]
     for words in [*stages, ["close", where], ["check", where]]:
         if code := round_command([str(word) for word in words]):
             raise ShardGymError(f"shard-gym round {words[0]} ended with exit code {code}")
@@ -96,11 +96,10 @@ def page(found: pages.Found) -> str:
     lines = [
         "# Does a sealed round rank agents as the public test does?",
         "",
-        f"Made by `{found['command']}`: rounds of {found['tasks']} tasks,",
-        f"{found['budget']:g} s a task for searches, one seed, {found['busy']:.1f} processes for each core to run.",
-        "Gaps on public tasks are to the best known plan, in a round to the better of cost-greedy and",
-        f"{found['reference_budget']:g} s of auto: compare places, not gaps. Brackets hold 95 %, over tasks.",
-        "A run without a plan counts as the mean random plan.",
+        f"Made by `{found['command']}`: rounds of {found['tasks']} tasks, one seed. Searches ask the",
+        f"planner {CALLS:,} times a task, so that a busy machine changes nothing. Gaps on public tasks are to the best",
+        f"known plan, in a round to the better of cost-greedy and {found['reference_budget']:g} s of auto: compare places,",
+        "not gaps. Brackets hold 95 %, over tasks. A run without a plan counts as the mean random plan.",
         "",
     ]
     for key, told in found["suites"].items():
@@ -116,7 +115,7 @@ def _section(key: str, public: Gaps, of_round: Gaps) -> list[str]:
     rows = []
     for i, agent in enumerate(agents):
         cells = [cell for table, place in zip(both, places, strict=True) for cell in (str(place[i]), _gap(table[i]))]
-        rows.append([agent, *cells])
+        rows.append([_name(agent), *cells])
     tau = float(agreement(both[0].mean(axis=1), both[1].mean(axis=1)))
     drawn = agreement(*(resampled(table, table.shape[1], seed) for seed, table in enumerate(both)))
     by_chance = agreement(both[0].mean(axis=1), resampled(both[0], tasks, seed=2))
@@ -142,12 +141,17 @@ def _changed(agents: Sequence[str], both: Sequence[np.ndarray]) -> list[str]:
             apart = all(not pair.low <= 0 <= pair.high for pair in pairs)
             resolved += apart
             cells = [f"{p.difference:+.2%} [{p.low:+.2%}, {p.high:+.2%}]" for p in pairs]
-            rows.append([f"{agents[j]} over {agents[i]}", *cells, "yes" if apart else "no"])
+            rows.append([f"{_name(agents[j])} over {_name(agents[i])}", *cells, "yes" if apart else "no"])
     if not rows:
         return ["No pair of agents changes its order."]
     told = f"{len(rows)} of {len(agents) * (len(agents) - 1) // 2} pairs change their order, {resolved} of them beyond"
     head = ("difference of mean gaps", "public", "round", "beyond both intervals")
     return [f"{told} both intervals:", "", *pages.table(head, rows)]
+
+
+def _name(agent: str) -> str:
+    """The name of an agent, without its module."""
+    return agent.rpartition(":")[2]
 
 
 def _gap(gaps: np.ndarray) -> str:
@@ -164,6 +168,11 @@ def _rounded(gaps: dict[str, np.ndarray]) -> Gaps:
     return {agent: [round(float(gap), 6) for gap in table[:, 0]] for agent, table in gaps.items()}
 
 
+def _split(agents: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Registered agents, and those by module and class."""
+    return [name for name in agents if ":" not in name], [name for name in agents if ":" in name]
+
+
 def _refuse_absent(unable: dict[str, str]) -> None:
     for agent, why in unable.items():
         raise ShardGymError(f"{agent} cannot run: {why}")
@@ -175,8 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--suite", type=names, default=names(SUITES), help=f"default {SUITES}")
     made.add_argument("--agents", type=names, default=names(AGENTS))
     made.add_argument("--tasks", type=count, default=20, help="of a round")
-    made.add_argument("--budget", type=seconds, default=0.05, help="of a search, a task")
-    made.add_argument("--reference-budget", type=seconds, default=0.3, help="of the host's auto, a task")
+    made.add_argument("--reference-budget", type=seconds, default=1.0, help="of the host's auto, a task")
     return pages.run(made, measure, page, arguments, schema="shard-gym/rehearsal/1")
 
 

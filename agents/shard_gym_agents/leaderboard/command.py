@@ -28,7 +28,7 @@ from shard_gym_agents.leaderboard.kept import partial_path
 from shard_gym_agents.leaderboard.machine import Load
 from shard_gym_agents.leaderboard.outcome import Missing, Outcome, report
 from shard_gym_agents.leaderboard.retraining import retrain
-from shard_gym_agents.leaderboard.runs import Arena, describe_agents, run_jobs
+from shard_gym_agents.leaderboard.runs import Arena, describe_agents, run_jobs, tasks_of
 from shard_gym_agents.learners.trained import RETRAINED
 
 SUITES = "metasyn-80x8,dlrm-50x4,core-80x8"
@@ -80,7 +80,8 @@ def _ranked(jobs: list[Job], missing: Missing, arena: Arena, options: argparse.N
     able = {job: told for job, told in about.items() if _runs(job, told, options.budget)}
     for why, of in _grouped(missing).items():
         _tell(f"cannot run: {', '.join(of)}: {why}")
-    _tell(f"{len(able)} runs of agents over tasks, about {clock(seconds_of(able, options.tasks, options.workers))}")
+    plans = sum(len(tasks_of(job, options.tasks)) for job in able)
+    _tell(f"{plans} plans to make: about {clock(seconds_of(able, options.tasks, options.workers))}")
     load = Load(arena.nursery.process.pid)
     done, complete = run_jobs(able, arena, options.workers)
     written = report(Outcome(options, done, missing, arena.watched_of, load.words()))

@@ -33,4 +33,6 @@ def _plan_seconds(job: Job, told: dict[str, Any]) -> float:
         return 0.0
     if "budget" in told.get("config", {}) and job.budget:
         return job.budget
-    return SECONDS.get(job.agent, LEARNED if job.agent in LEARNERS else QUICK) * suites.get(job.suite).num_tables / TABLES
+    return (
+        SECONDS.get(job.agent, LEARNED if job.agent in LEARNERS else QUICK) * suites.get(job.suite).num_tables / TABLES
+    )

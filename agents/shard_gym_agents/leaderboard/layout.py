@@ -23,7 +23,8 @@ def text(found: Ranking) -> str:
     """The tables for a terminal."""
     lines = [_title(found)]
     for track, rows in _tracks(found):
-        grid = [list(_columns(found)), *([plain(cell(row)) for cell in _columns(found).values()] for row in rows)]
+        columns = _columns(rows)
+        grid = [list(columns), *([plain(cell(row)) for cell in columns.values()] for row in rows)]
         widths = [max(len(line[i]) for line in grid) for i in range(len(grid[0]))]
         lines += ["", f"track {track}", ""] if track else [""]
         lines += ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in grid]
@@ -37,14 +38,14 @@ def markdown(found: Ranking, command: str, workers: int, build_limit: float) -> 
     made = f"Made by `{command}` with {packages}; commit {commit_here() or 'unknown'}, benchmark version"
     lines = [f"# {found.suite.name}", "", _title(found) + ".", ""]
     for track, rows in _tracks(found):
-        lines += [f"## {track.capitalize() or 'Not ranked'}", "", *_table(_columns(found), rows), ""]
+        lines += [f"## {track.capitalize() or 'Not ranked'}", "", *_table(_columns(rows), rows), ""]
     lines += ["## More figures", "", *_table(DETAILS, found.rows), ""]
     told = [f"- {markup_free(row.agent)}: {markup_free(_words(row))}" for row in found.rows if _words(row)]
     lines += [*told, *([""] if told else []), *found.notes, *([""] if found.notes else [])]
     lines += [
-        "Gap is to the best known plan, speedup over the mean random plan. IQM is the mean of the middle half of all runs.",
-        "In brackets: 95 % intervals, by resampling tasks and seeds. Agents share a rank where they are feasible as often",
-        "and the tasks do not tell them apart from the best of them: the interval of the mean difference includes zero.",
+        "Gap is to the best known plan, speedup over the mean random plan; IQM is the mean of the middle half of runs.",
+        "In brackets: 95 % intervals, by resampling tasks and seeds. Agents share a rank that are feasible as often as",
+        "the best of them and are not told apart from it: the interval of the mean difference includes zero.",
         "A run without a feasible plan in time counts as the mean random plan. Tracks are ranked apart.",
         _timing(found, workers),
         f"An agent has {build_limit:g} s to be built. Calls of the planner are the agent's claim (`docs/arena.md`).",
@@ -85,7 +86,8 @@ def _title(found: Ranking) -> str:
     size = f"{found.tasks} {found.split} tasks of {suite.num_tables} tables on {suite.num_devices} devices"
     available = len(suite.tasks(found.split))
     only = f" (the first of {available})" if found.tasks < available else ""
-    return f"{suite.key}: {size}{only}, objective {suite.objective}, planner {row.planner}, judge {row.judge}"
+    time = f", {_time(found.budget)} a task for searches" if found.budget else ""
+    return f"{suite.key}: {size}{only}{time}, objective {suite.objective}, planner {row.planner}, judge {row.judge}"
 
 
 def _safe(column: str, text: str) -> str:
@@ -126,15 +128,16 @@ def _plain(value: Callable[[Row], float], form: str) -> Cell:
     return lambda row: "-" if math.isnan(value(row)) else f"{value(row):{form}}"
 
 
-def _columns(found: Ranking) -> Columns:
+def _columns(rows: Sequence[Row]) -> Columns:
     """Columns that everybody looks at; mean gaps of several budgets have one each."""
+    budgets = sorted({budget for row in rows for budget in row.gap_at})
     return {
         "rank": lambda row: str(row.standing.rank) if row.standing else "-",
         "agent": lambda row: row.agent,
         "feasible": lambda row: f"{row.standing.feasible:.1%}" if row.standing else "-",
         "mean gap": _interval(lambda s: s.gap, GAP),
         "IQM of gaps": _interval(lambda s: s.iqm, GAP),
-        **{f"gap at {_time(budget)}": _at(budget) for budget in found.budgets},
+        **{f"gap at {_time(budget)}": _at(budget) for budget in budgets},
         "plan time": lambda row: _time(row.plan_seconds),
     }
 

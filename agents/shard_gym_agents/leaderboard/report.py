@@ -60,11 +60,6 @@ class Ranking:
         """Seconds a task of the agents that take a budget, as they are ranked."""
         return next((row.budget for row in self.rows if row.budget), None)
 
-    @property
-    def budgets(self) -> list[float]:
-        """All seconds a task that such agents were given, where there are several."""
-        return sorted({budget for row in self.rows for budget in row.gap_at})
-
 
 def ranking(
     suite: Suite,
@@ -109,6 +104,7 @@ def json_row(row: Row) -> dict[str, Any]:
         "iqm": s and s.iqm.mean,
         "speedup": s and s.speedup.mean,
         **{name: _known(getattr(row, name)) for name in ("balance", "plan_seconds", "cpu_seconds")},
+        "gap_at": {f"{budget:g}s": found.mean for budget, found in sorted(row.gap_at.items())} or None,
     }
     head = ("suite", "agent", "track", "planner", "judge", "seeds")
     seen = row.watched

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -119,8 +119,8 @@ def run_jobs(jobs: Mapping[Job, dict[str, Any]], arena: Arena, workers: int) -> 
     complete = True
     try:
         for first in [runs for runs in all_runs if runs.job.seed == 0]:
-            pool.submit(first.go_on, TIMED, alone=True).result()
-        futures = [pool.submit(runs.go_on, None, alone=workers == 1) for runs in all_runs]
+            pool.submit(first.be_timed).result()
+        futures = [pool.submit(runs.go_on, alone=workers == 1) for runs in all_runs]
         for future in as_completed(futures):
             future.result()
     except KeyboardInterrupt:
@@ -146,19 +146,27 @@ class JobRuns:
         arena.strikes[job.suite, job.agent] += lost
         self.blank = blank_result(job, about)
 
-    def go_on(self, until: int | None, alone: bool) -> None:
-        """Run the tasks up to that one, or all; `alone` says that nothing else runs meanwhile."""
+    def be_timed(self) -> None:
+        """Run the first tasks while nothing else runs, up to the first that fails, which tells no time."""
+        self._go_on(tasks_of(self.job, self.arena.tasks)[:TIMED], alone=True, until_failure=True)
+
+    def go_on(self, alone: bool) -> None:
+        """Run all tasks that are left; `alone` says that nothing else runs meanwhile."""
+        self._go_on(tasks_of(self.job, self.arena.tasks), alone)
+
+    def _go_on(self, tasks: Sequence[Task], alone: bool, until_failure: bool = False) -> None:
         judge = simulators.make(self.job.judge)
         seat = Seat(self.job, self.about.get("track", ""), self.arena)
-        tasks = tasks_of(self.job, self.arena.tasks)[:until]
+        label = f"{self.job.suite} {self.job.agent} seed {self.job.seed}"
         try:
             for task in tasks[len(self.done) :]:
                 if task.hash not in self.kept and self.arena.stopped.is_set():
                     return
                 if not (self._take_over(task, judge) or self._run(task, judge, seat, alone)):
                     return
-                label = f"{self.job.suite} {self.job.agent} seed {self.job.seed}"
                 self.progress.step(label, fresh=task.hash not in self.kept)
+                if until_failure and self.done[-1][0].plan is None:
+                    return
         finally:
             seat.close()
 

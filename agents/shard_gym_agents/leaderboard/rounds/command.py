@@ -58,8 +58,8 @@ def new(options: argparse.Namespace) -> None:
         raise OutOfTurn(f"{path} is the secret of a round: name another file by --secret")
     secret.save(path)
     stages.write(options.folder, rules)
-    print(f"{options.folder / stages.ANNOUNCED}: publish it; commitment {rules.commitment}")
-    print(f"{path}: keep it to yourself until the round is closed")
+    commands.show(f"{options.folder / stages.ANNOUNCED}: publish it; commitment {rules.commitment}")
+    commands.show(f"{path}: keep it to yourself until the round is closed")
 
 
 def open_round(options: argparse.Namespace) -> int:
@@ -74,7 +74,7 @@ def open_round(options: argparse.Namespace) -> int:
         jobs = jobs_of(rules, agents, path)
         played = play(jobs, arena, partial, options.workers, options.agent)
     if not played.complete:
-        print("not finished: the same command goes on", file=sys.stderr)
+        sys.stderr.write("not finished: the same command goes on\n")
         return commands.INTERRUPTED
     _refuse_odd_host(played, options.folder)
     random = random_makespans(tasks, rules.judge)
@@ -96,7 +96,7 @@ def open_round(options: argparse.Namespace) -> int:
         ),
     )
     shutil.rmtree(partial)
-    print(f"{options.folder}: {len(agents)} agents are done; next: shard-gym round close {options.folder}")
+    commands.show(f"{options.folder}: {len(agents)} agents are done; next: shard-gym round close {options.folder}")
     return 0
 
 
@@ -120,7 +120,9 @@ def check(options: argparse.Namespace) -> None:
     secret = checked(rules, Secret(closed.seed, closed.salt), str(where))
     if [asdict(row) for row in replayed(options.folder, rules, secret).standings] != closed.standings:
         raise CorruptFile(f"{where}: the plans give other standings")
-    print(f"{options.folder}: {rules.tasks} tasks made again from the seed, all plans scored again, all as stored")
+    commands.show(
+        f"{options.folder}: {rules.tasks} tasks made again from the seed, all plans scored again, all as stored"
+    )
 
 
 def _agents(options: argparse.Namespace, rules: Round) -> list[str]:
