@@ -121,7 +121,7 @@ def check(options: argparse.Namespace) -> None:
     if [asdict(row) for row in replayed(options.folder, rules, secret).standings] != closed.standings:
         raise CorruptFile(f"{where}: the plans give other standings")
     commands.show(
-        f"{options.folder}: {rules.tasks} tasks made again from the seed, all plans scored again, all as stored"
+        f"{options.folder}: {rules.tasks} tasks made again from the seed, all plans scored again: all as stored"
     )
 
 
