@@ -41,6 +41,10 @@ class InUse(ShardGymError, BlockingIOError):
     """Another process writes to a folder; the message says which."""
 
 
+class OutOfTurn(ShardGymError, RuntimeError):
+    """A command that is not yet, or no longer, to be given; the message says which one is."""
+
+
 class MissingDependency(ShardGymError, ImportError):
     """An optional package is absent; the message is the command that installs it."""
 

@@ -18,14 +18,14 @@ DATA = Path(__file__).parents[1] / "data"  # what comes with the package
 BEGUN = ".begun"  # how the names of files end that are not whole yet
 
 
-def write_whole(path: str | Path, content: str | bytes) -> None:
-    """Write beside `path` and rename, so that a crash leaves the old file or the new one."""
-    with whole(path) as file:
+def write_whole(path: str | Path, content: str | bytes, mode: int = 0o644) -> None:
+    """Write beside `path` and rename, so that a crash leaves the old file or the new one; `mode` says who may read."""
+    with whole(path, mode) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
-def whole(path: str | Path) -> Iterator[IO[bytes]]:
+def whole(path: str | Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
     """A file to write to that takes the place of `path` when it is whole; what killed processes left goes.
 
     A link stays one, the file that it leads to is written. A device or a folder is refused.
@@ -39,7 +39,7 @@ def whole(path: str | Path) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            os.chmod(beside, 0o644)
+            os.chmod(beside, mode)
             os.replace(beside, path)
         sync_folder(path.parent)
     except BaseException:

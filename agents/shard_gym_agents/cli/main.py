@@ -22,6 +22,7 @@ from shard_gym.simulators import Simulator
 from shard_gym.task import suites
 from shard_gym.task.task import Task
 from shard_gym_agents.cli.plans import assumed, delta_json, delta_report, repaid, report
+from shard_gym_agents.cli.show import add_picture, add_show, draw
 from shard_gym_agents.cli.solving import add_out, add_solver, solved
 from shard_gym_agents.cli.tasks import add_constraints, add_task, constrained, task_of
 from shard_gym_agents.leaderboard.entries.validate import own_track
@@ -46,6 +47,7 @@ OTHERS = {
         "shard_gym_agents.cli.new_agent:main",
         "write a package with agents of yours, a test and a card",
     ),
+    "round": ("shard_gym_agents.leaderboard.rounds.command:main", "hold a sealed round on tasks nobody has seen"),
     "profile": ("shard_gym_agents.cli.logs:profile", "tables from a log: CSV or Parquet (needs pyarrow)"),
     "flex": ("shard_gym_agents.cli.flex:main", "rows of sequence tables in tiers, by FlexShard"),
     "sweep": ("shard_gym_agents.cli.sweep:main", "plan the same tables on several machines, and compare"),
@@ -129,8 +131,10 @@ def score_plan(options: argparse.Namespace) -> None:
 
 
 def diff(options: argparse.Namespace) -> None:
-    """Tell what moves from one stored plan to another, and what both are worth."""
+    """Tell what moves from one stored plan to another, and what both are worth; or draw both."""
     task, planner, judge = task_of(options)
+    if options.picture or options.out:
+        return draw(task, judge, [options.old, options.new], options.out)
     old, new = Plan.load(options.old), Plan.load(options.new)
     scores = [score(task, plan, judge) for plan in (old, new)]
     moves = delta(task, old, new)
@@ -178,8 +182,12 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("old", metavar="OLD")
     command.add_argument("new", metavar="NEW")
     add_task(command)
-    command.add_argument("--json", action="store_true")
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true")
+    form.add_argument("--picture", action="store_true", help="draw both plans on one scale instead")
+    add_picture(command)
     command.set_defaults(run=diff)
+    add_show(made.add_parser("show", help="draw a plan: what each device costs and holds"))
     command = made.add_parser("replay", help="score stored results again; refuses what comes out otherwise")
     command.add_argument("results", metavar="RESULTS.jsonl")
     command.set_defaults(run=replay_results)

@@ -49,7 +49,7 @@ def blank_result(job: Job, about: dict[str, Any]) -> Result:
     if job.checkpoint:
         own["checkpoint"] = job.checkpoint  # as the user named it
     return Result(
-        suite=job.suite,
+        suite="" if job.tasks else job.suite,
         agent=job.agent,
         config=config | {name: value for name, value in own.items() if name in config},
         seed=job.seed,

@@ -20,7 +20,6 @@ import shard_gym_agents
 from shard_gym import simulators
 from shard_gym.errors import ShardGymError
 from shard_gym.results.evaluate import Run
-from shard_gym.task import suites
 from shard_gym_agents.leaderboard.arena.answers import (
     ABOUT_BYTES,
     answer_bytes,
@@ -30,7 +29,7 @@ from shard_gym_agents.leaderboard.arena.answers import (
     line,
 )
 from shard_gym_agents.leaderboard.arena.frames import Broken, Late, Line
-from shard_gym_agents.leaderboard.arena.job import Job
+from shard_gym_agents.leaderboard.arena.job import Job, tasks_of
 from shard_gym_agents.leaderboard.arena.nursery import needs, remove
 from shard_gym_agents.leaderboard.arena.rules import FULL, KEPT, LIMITS, SETTLED, THREADS, Rules, bare, view
 from shard_gym_agents.learners import LEARNERS
@@ -148,7 +147,7 @@ class Worker:
         self.line, self.pid = Line(near), 0
         with far:
             self.pid = nursery.fork(job, track, others, far)
-        self.tasks = suites.get(job.suite).tasks(job.split)
+        self.tasks = tasks_of(job)
 
     def about(self) -> dict[str, Any]:
         """The description of the agent, or why there is none; `build_seconds` is how long it took."""
@@ -223,4 +222,5 @@ def _anywhere(job: Job) -> Job:
     """The job with its files named as they are found from another folder."""
     file = job.planner.endswith(simulators.WEIGHTS)
     planner = os.path.abspath(job.planner) if file else job.planner
-    return replace(job, planner=planner, checkpoint=job.checkpoint and os.path.abspath(job.checkpoint))
+    checkpoint, tasks = (path and os.path.abspath(path) for path in (job.checkpoint, job.tasks))
+    return replace(job, planner=planner, checkpoint=checkpoint, tasks=tasks)
