@@ -53,7 +53,7 @@ def freeze_pools() -> None:
     """Write the MetaSyn pools that the banks draw from."""
     for seed, n in POOLS:
         if not (path := DATA / f"metasyn_{seed}_{n}.npz").exists():
-            _save(path, {"counts": pack(metasyn(seed, n))})
+            save_arrays(path, {"counts": pack(metasyn(seed, n))})
 
 
 def freeze_banks() -> None:
@@ -67,7 +67,7 @@ def freeze_banks() -> None:
             for split in SPLITS:
                 of_base = [_capacity(share, task) for task in SUITES[suite.tables].tasks(split)]
                 bank.setdefault(f"{suite.key}/{split}/memory", np.array(of_base, np.int64))
-    _save(path, bank)
+    save_arrays(path, bank)
 
 
 def _drawn(number: int, suite: Suite) -> dict[str, np.ndarray]:
@@ -111,7 +111,7 @@ def freeze_references() -> None:
             known[key] = np.mean([_bound_by_one(task, planner) for task in suite.tasks("test")])
             print(f"{key}: {known[key]:.0%} of test tasks")
         if len(known) > before:
-            _save(path, known)
+            save_arrays(path, known)
 
 
 def _counts(suite: Suite) -> dict[str, int]:
@@ -190,15 +190,16 @@ def _draw_mixed(suite: Suite, pool: TablePool, rng: np.random.Generator) -> dict
 
 def _draw_tight(suite: Suite, pool: TablePool, deck: Deck, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Capacity just above the mean load; drawn again until some packing is known."""
-    mixed = suite.name.startswith("TightMix")
+    mixed = "TightMix" in suite.name
     factor, choices = (1.02, MIXED_DIMS) if mixed else (1.05, np.array([16, 32]))
     while True:
         ids = deck.deal(suite.num_tables)
         dims = rng.choice(choices, len(ids))
         tables = pool.take(ids).with_(dim=dims, dtype=(suite.dtype,) * len(ids))
-        roomy = Task(tables, (2**60,) * suite.num_devices, optimizer=suite.optimizer, accounting=suite.accounting)
+        counted = {"optimizer": suite.optimizer, "accounting": suite.accounting, "batch": suite.batch}
+        roomy = Task(tables, (2**60,) * suite.num_devices, **counted)
         capacity = _capacity(factor, roomy)
-        tight = Task(tables, (capacity,) * suite.num_devices, optimizer=suite.optimizer, accounting=suite.accounting)
+        tight = Task(tables, (capacity,) * suite.num_devices, **counted)
         try:
             first_fit_decreasing(tight)
         except InfeasibleTask:
@@ -261,7 +262,8 @@ def _bound_by_one(task: Task, planner: simulators.Simulator) -> bool:
     return bool(least >= 0.95 * plan_latency(planner, task, plan).makespan(task.objective))
 
 
-def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
+def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write an archive, whole or not at all."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     write_whole(path, buffer.getvalue())

@@ -20,8 +20,9 @@ import numpy as np
 from shard_gym.records.escape import markdown as markup_free
 from shard_gym.records.escape import plain
 from shard_gym.results import BENCHMARK_VERSION, Result, commit_here, versions_here
-from shard_gym.task.suites import Suite
+from shard_gym.task.suite import BEST_KNOWN, GROUPS, Suite
 from shard_gym_agents.leaderboard.references import References
+from shard_gym_agents.leaderboard.resolution import resolution
 from shard_gym_agents.leaderboard.runs import Judged, Watched
 
 RESAMPLES = 2_000
@@ -30,6 +31,7 @@ RNG_SEED = 0
 OVERRUN = 1.25  # times the budget that an agent may take before the table says so
 IDLE = 0.05  # CPU seconds a run between tasks that the table keeps quiet about
 CORES = 1.25  # CPU seconds a second that a run may take before the table says so
+UNRANKED = 0
 UNIT = 2  # significant digits of a wall-clock time; more would not repeat
 
 
@@ -131,6 +133,7 @@ class Ranking:
     tasks: int
     split: str
     notes: tuple[str, ...]
+    gap_to: str = BEST_KNOWN  # what gaps are to
 
 
 def ranking(
@@ -145,14 +148,34 @@ def ranking(
     samples = [_sample(agent, by_seed) for agent, by_seed in runs.items()]
     best = best_of_run(samples, refs.random, refs.best)
     ranked = standings(samples, refs.random, best)
+    if suite.group == "scaling":
+        ranked = [replace(standing, rank=UNRANKED) for standing in ranked]
     rows = tuple(_row(standing, runs[standing.agent], watched[standing.agent]) for standing in ranked)
-    notes = [refs.note] if refs.note else []
+    told_by = rows[0].judge if rows else suite.judge
+    notes = [*_limits(suite, resolution(suite, split, len(best), told_by)), *([refs.note] if refs.note else [])]
     if unknown := int(np.isnan(refs.best).sum()):
-        which = "No best known plans yet" if unknown == len(best) else f"No best known plan for {unknown} tasks"
-        notes.append(f"{which}: gaps there are to the best of this run. --update-best keeps its plans.")
-    if any((s.makespan < refs.best - 1e-9).any() for s in samples):
+        notes.append(_unknown(unknown, len(best), refs.gap_to))
+    if refs.gap_to == BEST_KNOWN and any((s.makespan < refs.best - 1e-9).any() for s in samples):
         notes.append("Some plans beat the best known ones: run with --update-best to keep them.")
-    return Ranking(suite, (*rows, *unable), len(best), split, tuple(notes))
+    return Ranking(suite, (*rows, *unable), len(best), split, tuple(notes), refs.gap_to)
+
+
+def _unknown(unknown: int, tasks: int, gap_to: str) -> str:
+    """Say what gaps are to where the plan that they should be to is unknown."""
+    if gap_to != BEST_KNOWN:
+        return f"No frozen reference plan for {unknown} tasks: gaps there are to the best of this run."
+    which = "No best known plans yet" if unknown == tasks else f"No best known plan for {unknown} tasks"
+    return f"{which}: gaps there are to the best of this run. --update-best keeps its plans."
+
+
+def _limits(suite: Suite, resolution: float) -> list[str]:
+    """Limits of what ranks on a suite tell, in words."""
+    told = [f"This suite is {suite.remark}."] if suite.remark else []
+    if suite.group == "scaling":
+        told.append(f"Not ranked, this suite is for {GROUPS['scaling']}.")
+    if resolution:
+        told.append(f"Means that differ by less than {resolution:.1%} are within the error of the judge.")
+    return told
 
 
 def unable_row(suite: Suite, agent: str, planner: str, judge: str, why: str) -> Row:
@@ -203,7 +226,7 @@ def markdown(found: Ranking, command: str, workers: int, build_limit: float) -> 
         "",
         *found.notes,
         "",
-        "Gap is to the best known plan, speedup over the mean random plan, with 95 % intervals over tasks.",
+        f"Gap is to {found.gap_to}, speedup over the mean random plan, with 95 % intervals over tasks.",
         "A run without a feasible plan in time counts as the mean random plan. Tracks are ranked apart.",
         f"Plan times are wall clock on {host}, from the question to the answer: good for orders of magnitude.",
         f"An agent has {build_limit:g} s to be built. Calls of the planner are the agent's claim (`docs/arena.md`).",
@@ -308,7 +331,7 @@ def _plain(value: Callable[[Row], float], form: str) -> Callable[[Row], str]:
 
 
 COLUMNS: dict[str, Callable[[Row], str]] = {
-    "rank": lambda row: str(row.standing.rank) if row.standing else "-",
+    "rank": lambda row: str(row.standing.rank) if row.standing and row.standing.rank != UNRANKED else "-",
     "agent": lambda row: row.agent,
     "track": lambda row: row.track,
     "feasible": lambda row: f"{row.standing.feasible:.1%}" if row.standing else "-",
