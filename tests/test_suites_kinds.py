@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from benchmarks.freeze import PLANS_OF_KINDS, SHARE_OF_LOAD
+from benchmarks.freeze import PLANS_OF_KINDS
 from benchmarks.random_kinds import random_makespans
 
 from shard_gym import make_pool, simulators
 from shard_gym.errors import InfeasibleTask
+from shard_gym.generator import SHARE_OF_LOAD
 from shard_gym.memory.usage import table_bytes
 from shard_gym.plan.plan import Plan
 from shard_gym.results.evaluate import score

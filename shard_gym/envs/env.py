@@ -26,7 +26,7 @@ from shard_gym.task.suites import Suite
 from shard_gym.task.task import Task
 
 if TYPE_CHECKING:  # pictures are imported when one is drawn
-    from shard_gym.envs.canvas import Window
+    from shard_gym.pictures.canvas import Window
 
 _TOLD = {"action_mask": None, **NUMBERS}  # copied by every step
 
@@ -164,9 +164,9 @@ class ShardingEnv(gym.Env[Any, Any]):
 
     def draw(self, state: State) -> str | np.ndarray | None:
         """A state as `render` shows it."""
-        from shard_gym.envs.canvas import Window
         from shard_gym.envs.drawing import picture
         from shard_gym.envs.render import describe
+        from shard_gym.pictures.canvas import Window
 
         if self.render_mode == "ansi":
             return describe(state)

@@ -7,9 +7,9 @@ The data are `data/banks.npz` (which tables, which dims, how much memory) and `d
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import overload
@@ -32,6 +32,7 @@ GROUPS = {  # what a suite is for
 }
 BEST_KNOWN, FROZEN_PLAN = "the best known plan", "a frozen reference plan"
 PADDING = np.iinfo(np.uint16).max  # fills the rows of a bank whose tasks differ in length
+Columns = dict[str, np.ndarray]  # of tasks: tables and dims (T, N), doublings too if any; memory (T,) if it differs
 
 
 @dataclass(frozen=True)
@@ -178,13 +179,11 @@ class SuiteTasks(Sequence[Task]):
     Their tables are those of a pool, some columns wide, and with rows doubled so many times.
     """
 
-    def __init__(self, suite: Suite, split: str) -> None:
-        bank = _archive(suite.folder, "banks.npz")
-        self.suite, self.split = suite, split
-        self.ids, self.dims = (bank[f"{suite.drawn_as}/{split}/{column}"] for column in ("tables", "dims"))
-        self.doublings = bank.get(f"{suite.drawn_as}/{split}/doublings", np.zeros_like(self.ids))
-        memory = bank.get(f"{suite.frozen_as}/{split}/memory")
-        self.memory = [np.array(suite.memory_gb) * GB] * len(self.ids) if memory is None else memory
+    def __init__(self, suite: Suite, split: str, pool: Callable[[], TablePool], columns: Columns) -> None:
+        self.suite, self.split, self.pool = suite, split, pool
+        self.ids, self.dims = columns["tables"], columns["dims"]
+        self.doublings = columns.get("doublings", np.zeros_like(self.ids))
+        self.memory = columns.get("memory", np.tile(np.array(suite.memory_gb) * GB, (len(self.ids), 1)))
         self._made: dict[int, Task] = {}
 
     def __len__(self) -> int:
@@ -230,7 +229,7 @@ class SuiteTasks(Sequence[Task]):
         )
 
     def _tables(self, i: int) -> TablePool:
-        pool, used = load_metasyn(*self.suite.pools[SPLITS.index(self.split)]), self.ids[i] != PADDING
+        pool, used = self.pool(), self.ids[i] != PADDING
         columns = {"dim": self.dims[i][used], "dtype": (self.suite.dtype,) * int(used.sum())}
         tables, times = pool.take(self.ids[i][used]).with_(**columns), self.doublings[i][used]
         return with_doubled_rows(tables, times) if times.any() else tables
@@ -238,7 +237,11 @@ class SuiteTasks(Sequence[Task]):
 
 @cache
 def _tasks(suite: Suite, split: str) -> SuiteTasks:
-    return SuiteTasks(suite, split)
+    bank = _archive(suite.folder, "banks.npz")
+    of = {name: f"{suite.drawn_as}/{split}/{name}" for name in ("tables", "dims", "doublings")}
+    of["memory"] = f"{suite.frozen_as}/{split}/memory"
+    columns = {name: bank[key] for name, key in of.items() if key in bank}
+    return SuiteTasks(suite, split, partial(load_metasyn, *suite.pools[SPLITS.index(split)]), columns)
 
 
 def with_doubled_rows(tables: TablePool, times: np.ndarray) -> TablePool:

@@ -24,6 +24,7 @@ from shard_gym.task import suites
 from shard_gym.task.suite import GROUPS
 from shard_gym.task.task import Task
 from shard_gym_agents.cli.plans import assumed, delta_json, delta_report, repaid, report
+from shard_gym_agents.cli.show import add_picture, add_show, draw
 from shard_gym_agents.cli.solving import add_out, add_solver, solved
 from shard_gym_agents.cli.tasks import add_constraints, add_task, constrained, task_of
 from shard_gym_agents.learners import LEARNERS
@@ -127,8 +128,10 @@ def score_plan(options: argparse.Namespace) -> None:
 
 
 def diff(options: argparse.Namespace) -> None:
-    """Tell what moves from one stored plan to another, and what both are worth."""
+    """Tell what moves from one stored plan to another, and what both are worth; or draw both."""
     task, planner, judge = task_of(options)
+    if options.picture or options.out:
+        return draw(task, judge, [options.old, options.new], options.out)
     old, new = Plan.load(options.old), Plan.load(options.new)
     scores = [score(task, plan, judge) for plan in (old, new)]
     moves = delta(task, old, new)
@@ -184,8 +187,12 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("old", metavar="OLD")
     command.add_argument("new", metavar="NEW")
     add_task(command)
-    command.add_argument("--json", action="store_true")
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true")
+    form.add_argument("--picture", action="store_true", help="draw both plans on one scale instead")
+    add_picture(command)
     command.set_defaults(run=diff)
+    add_show(made.add_parser("show", help="draw a plan: what each device costs and holds"))
     command = made.add_parser("replay", help="score stored results again; refuses what comes out otherwise")
     command.add_argument("results", metavar="RESULTS.jsonl")
     command.set_defaults(run=replay_results)
