@@ -46,7 +46,12 @@ from shard_gym.simulators.learned import Learned
 
 AGAIN = "run python -m benchmarks.fidelity --fit"
 OURS, SEEDS = "ours", range(5)
-NETWORKS = {"AutoShard's": "autoshard", "AutoShard's, one output": "autoshard-total", "DreamShard's": "dreamshard"}
+NETWORKS = {
+    "AutoShard's": "autoshard",
+    "AutoShard's, one output": "autoshard-total",
+    "AutoShard's, our loss": "autoshard-log",
+    "DreamShard's": "dreamshard",
+}
 Arrays = dict[str, np.ndarray]
 
 
