@@ -207,8 +207,8 @@ def test_without_a_core_numpy_does_it_unless_c_is_asked_for(monkeypatch):
         (ImportError("file too short"), "cannot be loaded.*SHARD_GYM_CORE=numpy: file too short"),
         (ImportError("it was compiled for another processor"), "cannot be loaded.*another processor"),
         (extension(), "is of version None, this package needs 1"),
-        (extension(VERSION=0), "is of version 0, this package needs 1: build it"),
-        (extension(VERSION=1, decode=len, greedy=len), "lacks device_sums: build it"),
+        (extension(VERSION=0), "is of version 0, this package needs 2: build it"),
+        (extension(VERSION=2, decode=len, greedy=len), "lacks device_sums: build it"),
     ],
     ids=["broken", "processor", "unknown", "old", "symbol"],
 )

@@ -16,7 +16,7 @@ import numpy as np
 
 from shard_gym.errors import CoreError
 
-VERSION = 1  # of the functions in core.c
+VERSION = 2  # of the functions in core.c
 FUNCTIONS = ("decode", "device_sums", "greedy")
 AGAIN = "build it with `pip install -e .` or `pip install --force-reinstall shard-gym`, or set SHARD_GYM_CORE=numpy"
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from shard_gym.errors import InvalidPool
-from shard_gym.measuring.measurements import UNKNOWN, Measurements
+from shard_gym.measuring.measurements import UNKNOWN, Measurements, at_pace
 from shard_gym.measuring.shards import order_of_passes
 
 WIDTH = 8.0  # measurements: standard deviation of the weights of a shard's neighbours
@@ -28,9 +28,8 @@ def detrended(m: Measurements, predicted_ms: np.ndarray, width: float = WIDTH) -
     known = np.isfinite(ms) & (ms > 0)
     off = np.log(np.where(known, ms, 1) / np.where(known, predicted_ms, 1))
     factor = np.exp(drift(off, [turn[known[turn]] for turn in turns(m)], width)).astype(np.float32)
-    columns = ("forward_ms", "backward_ms", "forward_spread", "backward_spread")
     card = m.card | {"detrended": {"width": width, "deviation": float(np.log(factor[known]).std())}}
-    return replace(m, card=card, **{c: getattr(m, c) / factor for c in columns})
+    return replace(at_pace(m, factor), card=card)
 
 
 def drift(off: np.ndarray, turns: list[np.ndarray], width: float = WIDTH) -> np.ndarray:
