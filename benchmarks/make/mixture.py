@@ -114,9 +114,7 @@ class Mixture:
             for solver, plan in self._planned(task, int(rng.integers(2**31))):
                 shards = list(shards_of(task, plan))
                 if self.role == "test":
-                    self.plans.append(
-                        {"pool": pool, "tables": tables, "dims": dims, "solver": solver, "shards": shards}
-                    )
+                    self.plans.append({"pool": pool, "tables": tables, "dims": dims, "solver": solver, "shards": shards})
                 else:
                     shards = [shards[i] for i in rng.permutation(len(shards))[:DEVICES]]
                 found |= dict.fromkeys(shards)

@@ -71,9 +71,7 @@ class Measurements:
     card: dict[str, Any] = field(default_factory=dict)
     worker: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (S,) int16, process that measured it; -1: unknown
     at: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (S,) float64, seconds since the first; NaN: unknown
-    run_ms: np.ndarray = field(
-        default_factory=lambda: np.zeros(0)
-    )  # (S, R, 2) float32, passes of each run; R 0: unknown
+    run_ms: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (S, R, 2) float32, passes of each run; R 0: unknown
 
     @guarded("measurements", InvalidPool)
     def __post_init__(self) -> None:
@@ -95,9 +93,7 @@ class Measurements:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Measurements):
             return NotImplemented
-        columns = all(
-            np.array_equal(getattr(self, c), getattr(other, c), equal_nan=True) for c in _COLUMNS_OF[SCHEMA_3]
-        )
+        columns = all(np.array_equal(getattr(self, c), getattr(other, c), equal_nan=True) for c in _COLUMNS_OF[SCHEMA_3])
         return columns and self.pools == other.pools and self.card == other.card
 
     __hash__ = None  # type: ignore[assignment]  # data, not a key; `content_hash` names it
@@ -231,9 +227,7 @@ def pool_named(name: str) -> TablePool:
     """The frozen pool of a name such as "metasyn_0_856"; with "_rows" behind it, its tables and blocks of their rows."""
     found = re.fullmatch(rf"metasyn_(\d+)_(\d+)({BLOCKS})?", name)
     if not found:
-        raise InvalidPool(
-            f"no pool is called {name!r}; names look like metasyn_0_856 (seed, tables), metasyn_0_856_rows"
-        )
+        raise InvalidPool(f"no pool is called {name!r}; names look like metasyn_0_856 (seed, tables), metasyn_0_856_rows")
     pool = load_metasyn(int(found[1]), int(found[2]))
     return with_blocks(pool) if found[3] else pool
 
