@@ -58,6 +58,7 @@ def test_regret_and_order_when_the_planner_is_wrong():
 
 def test_pairs_believed_close_are_told_apart():
     told = order(np.array([[1.0, 1.01, 2.0]]), np.array([[2.0, 1.0, 3.0]]))
+    assert told.pop("apart") == pytest.approx([1 - 1 / 1.01, 0.495, 0.5])
     assert told == {"all": pytest.approx(2 / 3), "far": 1, "close": 0, "share_close": pytest.approx(1 / 3)}
 
 

@@ -236,18 +236,23 @@ def figures(found: Outcome) -> dict[str, Any]:
     }
 
 
-def order(believed: np.ndarray, true: np.ndarray) -> dict[str, float]:
-    """Share of pairs of plans of a task that both put in the same order: of all, and of those believed to be close."""
+def order(believed: np.ndarray, true: np.ndarray) -> dict[str, Any]:
+    """Share of pairs of plans of a task that both put in the same order: of all, and of those believed to be close.
+
+    `apart` says how far apart the plans of each two solvers are believed to be, on average over tasks.
+    """
     pairs = list(combinations(range(believed.shape[1]), 2))
     one, other = (np.array(side) for side in zip(*pairs, strict=True))
     gap = believed[:, one] / believed[:, other] - 1
     same = np.sign(gap) == np.sign(true[:, one] - true[:, other])
     close = abs(gap) < CLOSE
+    apart = np.sort(abs(gap).mean(axis=0)).tolist()
     return {
         "all": float(same.mean()),
         "far": float(same[~close].mean()) if (~close).any() else float("nan"),
         "close": float(same[close].mean()) if close.any() else float("nan"),
         "share_close": float(close.mean()),
+        "apart": apart,
     }
 
 
@@ -276,12 +281,14 @@ def section(found: dict[str, Any]) -> list[str]:
             f"{r['predicted_speedup']:.3f} | {judged[1]} | {r['measured_speedup']:.3f} | {r['crossed_speedup']:.3f} |"
         )
     told, between = found["order"], found["order_of_runs"]
+    apart = ", ".join(f"{share:.1%}" for share in told["apart"])
     return [
         *lines,
         "",
         f"Of two plans of a task the planner names the faster one in {told['all']:.1%} of pairs: {told['far']:.1%} of "
         f"those that it holds to be more than {CLOSE:.0%} apart, {told['close']:.1%} of the rest "
-        f"({told['share_close']:.0%} of pairs). One run against the mean of the others agrees on {between['all']:.1%}. "
+        f"({told['share_close']:.0%} of pairs). It holds plans of each two solvers to be {apart} apart. One run "
+        f"against the mean of the others agrees on {between['all']:.1%}. "
         f"The plan predicted to be fastest takes {found['regret']:.2%} longer than the one measured to be. A device "
         f"takes {found['shard_bias']:+.1%} ± {found['shard_deviation']:.1%} more than predicted.",
         "",
