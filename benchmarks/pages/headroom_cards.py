@@ -187,6 +187,7 @@ def page(results: Path) -> str:
     told = [(s, cards) for s in SUITES.values() if (cards := _cards(results, s))]
     missing = [s.key for s in SUITES.values() if s not in [suite for suite, _ in told]]
     lines = [INTRO, "", "## Tiers and gaps", "", *table(TIER_HEAD, [_tier_row(s, c) for s, c in told])]
+    lines += ["", *(f"{suite.key} is {suite.remark}." for suite, _ in told if suite.remark)]
     lines += [
         "",
         "## What binds, and who searched",
