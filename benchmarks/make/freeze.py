@@ -133,11 +133,11 @@ def _random_makespan(task: Task, simulator: simulators.Simulator, rng: np.random
 
 
 def _bound_by_one(task: Task, planner: simulators.Simulator) -> bool:
-    bound = certificate(task, planner) if beyond_columns(task) else None
+    bound = certificate(task, planner, budget=0.0) if beyond_columns(task) or task.splits_allowed else None
     if bound is not None and bound.table is None:
         return False
     try:
-        plan = make("cost-greedy")(task, planner)
+        plan = make("ladder" if task.splits_allowed else "cost-greedy")(task, planner)
     except InfeasibleTask:  # memory binds
         return False
     least = simulators.single_costs(planner, task).max() if bound is None else bound.makespan

@@ -12,6 +12,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -57,12 +58,18 @@ def search(suite: Suite, budget: float, workers: int, folder: Path = FOLDER) -> 
     path = folder / f"{suite.key}.json"
     known = load_best(path, suite.planner, ())
     missing = [task for task in suite.tasks(SPLIT) if task.hash not in known]
-    with ProcessPoolExecutor(workers, get_context("forkserver"), end_with_parent) as pool:
-        planned = pool.map(partial(found, planner_id=suite.planner, budget=budget), missing)
+    plan = partial(found, planner_id=suite.planner, budget=budget)
+    workplace = nullcontext() if workers == 1 else _workers(workers)
+    with workplace as pool:
+        planned = map(plan, missing) if pool is None else pool.map(plan, missing)
         for number, (task, entries) in enumerate(zip(missing, planned, strict=True), 1):
             keep_best(path, suite.planner, [(task.hash, entry) for entry in entries])
             print(f"{suite.key}: {number} of {len(missing)} tasks", file=sys.stderr)
     return path
+
+
+def _workers(count: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(count, get_context("forkserver"), end_with_parent)
 
 
 def freeze(suite: Suite, path: Path, data: Path = DATA) -> np.ndarray:
@@ -73,10 +80,15 @@ def freeze(suite: Suite, path: Path, data: Path = DATA) -> np.ndarray:
     if key not in frozen:
         tasks, judge = suite.tasks(SPLIT), simulators.make(suite.judge)
         plans = load_best(path, suite.planner, tasks)
-        worth = [score(t, Plan.from_dict(plans[t.hash]["plan"]), judge) if t.hash in plans else None for t in tasks]
-        frozen[key] = np.array([np.nan if w is None else w.makespan for w in worth])
+        worth = [score(t, plan_of(plans[t.hash]), judge).makespan if t.hash in plans else np.nan for t in tasks]
+        frozen[key] = np.array(worth)
         save_arrays(references, frozen)
     return frozen[key]
+
+
+def plan_of(entry: Entry) -> Plan:
+    """The plan of an entry."""
+    return Plan.from_dict(entry["plan"])
 
 
 def run(options: argparse.Namespace) -> None:
