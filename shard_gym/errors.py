@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+LONGEST = 100  # characters of a name that is compared with others
+
 
 class ShardGymError(Exception):
     """Base of every error that ShardGym raises on purpose."""
@@ -60,11 +62,15 @@ class TimedOut(ShardGymError, TimeoutError):
 
 
 class UnknownName(ShardGymError, KeyError):
-    """A name that is in no registry; the message lists the valid ones, and may say how to have it instead."""
+    """A name that is in no registry; the message lists the valid ones, and may say what helps or was meant."""
 
     def __init__(self, kind: str, name: object, valid: Iterable[object], how: str = "") -> None:
-        told = f"unknown {kind} {name!r}; choose one of: {', '.join(sorted(map(str, valid)))}"
-        super().__init__(f"{told}; {how}" if how else told)
+        from difflib import get_close_matches  # it takes milliseconds to import, and few need it
+
+        known = sorted(map(str, valid))
+        near = get_close_matches(str(name)[:LONGEST], known, n=1)
+        told = f"unknown {kind} {name!r}; choose one of: {', '.join(known)}"
+        super().__init__("; ".join([told, *filter(None, [how]), *(f"did you mean {one}?" for one in near)]))
 
     def __str__(self) -> str:
         return str(self.args[0])

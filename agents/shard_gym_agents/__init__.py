@@ -43,6 +43,10 @@ AGENTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "milp": ("shard_gym_agents.search.exact:Milp", {}),
     "reshard": ("shard_gym_agents.search.reshard:Reshard", {}),
     "torchrec-planner": ("shard_gym_agents.solvers.torchrec_planner:TorchRecPlanner", {}),
+    "torchrec-planner-perf": (
+        "shard_gym_agents.solvers.torchrec_planner:TorchRecPlanner",
+        {"partitioner": "greedy-perf"},
+    ),
     **{name: ("shard_gym_agents.learners.trained:Trained", {"learner": name}) for name in LEARNERS},
 }
 

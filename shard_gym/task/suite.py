@@ -84,6 +84,11 @@ class Suite:
         return self.tables or self.frozen_as
 
     @property
+    def ranked(self) -> bool:
+        """False if ranks on it tell nothing."""
+        return self.group != "scaling"
+
+    @property
     def env_id(self) -> str:
         """The Gymnasium id."""
         return f"ShardGym-{self.name}"

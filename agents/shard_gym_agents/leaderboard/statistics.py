@@ -130,9 +130,15 @@ def _same_tasks(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _resampled(tables: Sequence[np.ndarray], resamples: int, seed: int) -> list[np.ndarray]:
     """Resamples of tables over the same tasks: (resamples, tasks, seeds) of each."""
-    rng, tasks = np.random.default_rng(seed), len(tables[0])
-    drawn = rng.integers(tasks, size=(resamples, tasks))[..., None]
-    return [g[drawn, rng.integers(g.shape[1], size=(resamples, *g.shape))] for g in tables]
+    return [g.ravel()[_drawn(*g.shape, resamples, seed, i)] for i, g in enumerate(tables)]
+
+
+@lru_cache(maxsize=4)
+def _drawn(tasks: int, seeds: int, resamples: int, seed: int, table: int) -> np.ndarray:
+    """Where resamples find their runs in a flat table: tasks the same for every table, seeds drawn for each."""
+    task = np.random.default_rng([seed, 0]).integers(tasks, size=(resamples, tasks))
+    which = np.random.default_rng([seed, 1 + table]).integers(seeds, size=(resamples, tasks, seeds))
+    return task[..., None] * seeds + which
 
 
 def _improvement(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -39,6 +39,8 @@ GRACE_SECONDS = 1.0  # for an answer to come through
 START_SECONDS = 120.0  # for the nursery's imports; torch takes its time
 END_SECONDS = 6.0  # for a warden to end its agent, before it is ended itself
 TOLD_BYTES = 10_000  # of a nursery or a warden
+# What modules of ours import when their agent is made; it takes seconds, and once will do.
+LATER = {"shard_gym_agents.solvers.torchrec_planner": "torchrec.distributed.planner"}
 BEGIN = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1])\n"
     "from shard_gym_agents.leaderboard.arena.nursery import main; main(int(sys.argv[2]))"
@@ -66,6 +68,7 @@ class Nursery:
         ours = [agent for agent in agents if agent in shard_gym_agents.AGENTS]
         modules = [shard_gym_agents.AGENTS[agent][0].partition(":")[0] for agent in ours]
         modules += [LEARNERS[agent][0] for agent in ours if agent in LEARNERS]
+        modules += [LATER[module] for module in modules if module in LATER]
         self.preload = list(dict.fromkeys(modules))
         self._start()
 
@@ -162,7 +165,7 @@ class Worker:
             raise WorkerLost(f"died: {broken}") from broken
         if figures["wall"] > limit:
             plan, error = None, f"late: {figures['wall']:.3g} s of {limit:g} s"
-        return Turn(Run(plan, error, figures["wall"], calls), figures["cpu"], figures["idle"])
+        return Turn(Run(plan, error, figures["wall"], calls, figures["cpu"]), figures["cpu"], figures["idle"])
 
     def stop(self) -> None:
         """Have all processes of the agent end; `kill` waits for it."""
