@@ -7,7 +7,9 @@ import pytest
 
 from shard_gym import suites
 from shard_gym.errors import InvalidTask
+from shard_gym_agents.leaderboard import layout
 from shard_gym_agents.leaderboard.resolution import SURE, JudgeError, judge_error, known_errors, resolution
+from tests.page_helpers import random_board
 
 
 def drawn(rng, error: JudgeError, tasks: int, noise: float = 0.03, runs: int = 3):
@@ -61,3 +63,15 @@ def test_a_suite_has_the_resolution_of_its_judge_and_its_tasks():
     assert resolution(fitted, "train") < resolution(fitted)
     unknown = replace(fitted, judge="learned:cpu-v1")  # no judge: what its card says of it
     assert resolution(unknown) > resolution(fitted)
+
+
+def test_pages_say_what_ranks_cannot_tell():
+    fitted, scaling, exact = (
+        random_board(key, {"a": "search", "b": "search"}, tasks=2) for key in ("metasyn-80x8", "dlrm-30x2", "core-60x4")
+    )
+    within = resolution(fitted.suite, tasks=2)
+    assert fitted.ranking.resolution == within > 0
+    assert f"{within:.1%} are within the error of the judge" in layout.text(fitted.ranking)
+    assert "This suite is saturated: true room about 2 %." in layout.text(fitted.ranking)
+    assert "Not ranked" in layout.text(scaling.ranking) and "Not ranked" not in layout.text(exact.ranking)
+    assert layout.text(scaling.ranking).count("\n-     ") == 2 and exact.ranking.resolution == 0

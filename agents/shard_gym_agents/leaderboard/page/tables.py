@@ -33,7 +33,7 @@ class Column:
 COLUMNS = (
     Column("group", lambda e: e.group, lambda e: e.group, "Agents of a group cannot be told apart."),
     Column("agent", lambda e: e.row.agent.lower(), lambda e: e.name, words=True),
-    Column("gap", lambda e: e.mean.mean, lambda e: _estimate(e.mean), "Mean gap to the best known plan, or to a frozen one."),
+    Column("gap", lambda e: e.mean.mean, lambda e: _estimate(e.mean), "Mean gap to the reference plan."),
     Column(
         "middle gap", lambda e: e.iqm.mean, lambda e: _estimate(e.iqm), "Mean gap of the middle half of all runs.", True
     ),
