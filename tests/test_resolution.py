@@ -74,4 +74,4 @@ def test_pages_say_what_ranks_cannot_tell():
     assert f"{within:.1%} are within the error of the judge" in layout.text(fitted.ranking)
     assert "This suite is saturated: true room about 2 %." in layout.text(fitted.ranking)
     assert "Not ranked" in layout.text(scaling.ranking) and "Not ranked" not in layout.text(exact.ranking)
-    assert layout.text(scaling.ranking).count("\n-     ") == 2 and exact.ranking.resolution == 0
+    assert layout.text(scaling.ranking).count("\n-     ") == 3 and exact.ranking.resolution == 0
