@@ -70,6 +70,14 @@ class Hardware:
         """Each pass over the shards of the chosen plans, or of the fresh ones."""
         return [each for part in self.parts(role) for each in chosen.passes(part)]
 
+    def visits(self) -> list[Path]:
+        """Campaigns in visits, each of shards of every role; pools tell the roles apart."""
+        return sorted(self.folder.glob(f"{self.name}-visits-*.npz"))
+
+    def visited_plans(self) -> list[Path]:
+        """Files of the plans whose devices are among the shards of those campaigns."""
+        return sorted(self.folder.glob(f"{self.name}-visits-*-plans.json"))
+
     def result(self, name: str) -> Path:
         """Path of a page of this hardware, without its ending."""
         return self.results / (name if self.name == "cpu" else f"{name}-{self.name}")

@@ -1,4 +1,4 @@
-"""Searches on planners that charge for their doubt, and the expected slowest of several devices."""
+"""Searches on planners that charge for their doubt."""
 
 import numpy as np
 import pytest
@@ -12,22 +12,6 @@ from shard_gym_agents.search.doubtful import Charged, Expected
 
 PLANNER = simulators.make("learned:cpu-v1")
 TASK = suites.get("metasyn-80x8").tasks("val")[0]
-
-
-def test_the_expected_largest_by_hand():
-    """Of two equal ones it is 1 / sqrt(pi) deviations above, of one certain and one far below nothing."""
-    assert expected_max([10, 10], [2, 2]) == pytest.approx(10 + 2 / np.pi**0.5, rel=1e-6)
-    assert expected_max([10, 3], [0, 0.1]) == pytest.approx(10, rel=1e-9)
-    assert expected_max([5.0], [1.0]) == 5
-
-
-def test_the_expected_largest_of_eight_is_that_of_draws():
-    rng = np.random.default_rng(0)
-    mean, spread = rng.uniform(9, 10, (5, 8)), rng.uniform(0.1, 1, (5, 8))
-    drawn = (mean + spread * rng.normal(size=(20_000, 5, 8))).max(axis=-1)
-    assert expected_max(mean, spread) == pytest.approx(drawn.mean(axis=0), abs=0.03)
-    assert (expected_max(mean, spread) >= mean.max(axis=-1)).all()
-    np.testing.assert_allclose(expected_max(mean[:, ::-1], spread[:, ::-1]), expected_max(mean, spread), rtol=1e-12)
 
 
 def test_plans_are_charged_for_their_spread():

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.pace import blank
 
 from benchmarks.measured import Hardware
-from benchmarks.pace import blank
 from shard_gym import simulators
 from shard_gym.measuring.chosen import shards_of
 from shard_gym.measuring.measurements import CUTS, Measurements, pool_named
@@ -114,7 +114,9 @@ class Mixture:
             for solver, plan in self._planned(task, int(rng.integers(2**31))):
                 shards = list(shards_of(task, plan))
                 if self.role == "test":
-                    self.plans.append({"pool": pool, "tables": tables, "dims": dims, "solver": solver, "shards": shards})
+                    self.plans.append(
+                        {"pool": pool, "tables": tables, "dims": dims, "solver": solver, "shards": shards}
+                    )
                 else:
                     shards = [shards[i] for i in rng.permutation(len(shards))[:DEVICES]]
                 found |= dict.fromkeys(shards)

@@ -245,7 +245,7 @@ class _Least:
 
 
 def _below_a_unit(first: np.ndarray, last: np.ndarray, highest: float) -> tuple[np.ndarray, np.ndarray]:
-    """Slope and start of a line that a unit, which is clipped to 0 and `highest`, is nowhere below; it sees first to last.
+    """Slope and start of a line that a unit, clipped to 0 and `highest`, is nowhere below between first and last.
 
     Where the unit stops at `highest`, the line goes there from its first value; or from 0, where it begins below.
     """

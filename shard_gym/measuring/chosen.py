@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,17 @@ def load(path: Path) -> dict[str, Any]:
     return chosen
 
 
+def again(chosen: dict[str, Any], planner: Simulator) -> dict[str, Any]:
+    """The same plans with what another planner predicts of them."""
+    known = tasks(1 + max(entry["task"] for entry in chosen["plans"]))
+    plans = [
+        entry
+        | {"predicted": float(planner.latency(known[entry["task"]], np.array(entry["device"])).makespan("kernel"))}
+        for entry in chosen["plans"]
+    ]
+    return chosen | {"planner": planner.id, "plans": plans}
+
+
 @dataclass(frozen=True, eq=False)
 class Outcome:
     """Plans of T tasks by S solvers: makespans by planner and judge (T, S), K devices measured R times; all ms.
@@ -121,6 +132,7 @@ class Outcome:
     judged: np.ndarray  # NaN where there is no judge
     expected: np.ndarray  # each device as the planner predicts it, (T, S, K)
     devices: np.ndarray  # (R, T, S, K)
+    spread: np.ndarray = field(default_factory=lambda: np.zeros(0))  # of `expected`, 0 where the planner tells none
 
     @property
     def runs(self) -> np.ndarray:
@@ -147,6 +159,7 @@ class Outcome:
     def of_tasks(self, kept: np.ndarray) -> Outcome:
         """The outcome of some of the tasks."""
         per_task = {name: getattr(self, name)[kept] for name in ("predicted", "judged", "expected")}
+        per_task["spread"] = self.spread[kept] if self.spread.size else self.spread
         return replace(self, devices=self.devices[:, kept], **per_task)
 
 
@@ -165,7 +178,11 @@ def outcome(
     known = {number: task_of(suite, number) for number in dict.fromkeys(entry["task"] for entry in entries)}
     rows = {number: row for row, number in enumerate(known)}
     predicted, judged = np.full((2, len(known), len(solvers)), np.nan)
+<<<<<<< HEAD
     expected = np.zeros((*predicted.shape, suites.get(suite).num_devices))
+=======
+    expected, spread = np.zeros((2, *predicted.shape, known[0].num_devices))
+>>>>>>> 0a332b7
     devices = np.zeros((len(runs), *expected.shape))
     times = [_times(run) for run in runs]
     for entry in entries:
@@ -176,15 +193,24 @@ def outcome(
         plan = Plan(tuple(entry["device"]), tuple(entry.get("splits", ())))
         predicted[at] = entry["predicted"]
         if judge is not None:
+<<<<<<< HEAD
             judged[at] = plan_latency(judge, task, plan).makespan("kernel")
         compute, shards = plan_latency(planner, task, plan).compute, list(shards_of(task, plan))
+=======
+            judged[at] = judge.latency(task, placement).makespan("kernel")
+        latency = planner.latency(task, placement)
+        compute = latency.compute
+        shards = list(shards_of(task, Plan(tuple(entry["device"]))))
+>>>>>>> 0a332b7
         expected[at][: len(shards)] = compute[compute > 0]
+        if latency.spread is not None:
+            spread[at][: len(shards)] = latency.spread[compute > 0]
         for r, of in enumerate(times):
             devices[(r, *at)][: len(shards)] = [of.get(shard, np.nan) for shard in shards]
     whole = ~np.isnan(devices).any(axis=(0, 2, 3)) & ~np.isnan(predicted).any(axis=1)
     if not whole.any():
         raise SimulatorError("no task has all its shards measured in every run: measure for longer")
-    return Outcome(chosen["planner"], solvers, predicted, judged, expected, devices).of_tasks(whole)
+    return Outcome(chosen["planner"], solvers, predicted, judged, expected, devices, spread).of_tasks(whole)
 
 
 def passes(measured: Measurements) -> list[Measurements]:

@@ -47,6 +47,8 @@ RUNS = {"run_ms": np.float32}
 _COLUMNS_OF = {SCHEMA: COLUMNS, SCHEMA_2: COLUMNS | WHEN, SCHEMA_3: COLUMNS | WHEN | RUNS}
 UNKNOWN = {"worker": -1, "at": np.nan}
 SETTINGS = ("batch", "dtype", "optimizer", "clock", "statistic")  # that two campaigns must share to have one pace
+MIN_SIZES = 200  # and for their paces to be compared by size
+ROUNDS, LEAST_OFF = 30, 1e-3  # of a fit of least absolute deviations
 MIN_SHARED = 20  # shards that two campaigns must both hold for their paces to be compared
 CUTS = (1, 2, 4, 8)  # blocks that the rows of a table are cut into, in pools whose names end on BLOCKS
 BLOCKS = "_rows"
@@ -71,7 +73,9 @@ class Measurements:
     card: dict[str, Any] = field(default_factory=dict)
     worker: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (S,) int16, process that measured it; -1: unknown
     at: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (S,) float64, seconds since the first; NaN: unknown
-    run_ms: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (S, R, 2) float32, passes of each run; R 0: unknown
+    run_ms: np.ndarray = field(
+        default_factory=lambda: np.zeros(0)
+    )  # (S, R, 2) float32, passes of each run; R 0: unknown
 
     @guarded("measurements", InvalidPool)
     def __post_init__(self) -> None:
@@ -93,7 +97,9 @@ class Measurements:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Measurements):
             return NotImplemented
-        columns = all(np.array_equal(getattr(self, c), getattr(other, c), equal_nan=True) for c in _COLUMNS_OF[SCHEMA_3])
+        columns = all(
+            np.array_equal(getattr(self, c), getattr(other, c), equal_nan=True) for c in _COLUMNS_OF[SCHEMA_3]
+        )
         return columns and self.pools == other.pools and self.card == other.card
 
     __hash__ = None  # type: ignore[assignment]  # data, not a key; `content_hash` names it
@@ -224,10 +230,12 @@ class Measurements:
 
 @cache
 def pool_named(name: str) -> TablePool:
-    """The frozen pool of a name such as "metasyn_0_856"; with "_rows" behind it, its tables and blocks of their rows."""
+    """The frozen pool of a name such as "metasyn_0_856"; with "_rows" behind it, blocks of rows too."""
     found = re.fullmatch(rf"metasyn_(\d+)_(\d+)({BLOCKS})?", name)
     if not found:
-        raise InvalidPool(f"no pool is called {name!r}; names look like metasyn_0_856 (seed, tables), metasyn_0_856_rows")
+        raise InvalidPool(
+            f"no pool is called {name!r}; names look like metasyn_0_856 (seed, tables), metasyn_0_856_rows"
+        )
     pool = load_metasyn(int(found[1]), int(found[2]))
     return with_blocks(pool) if found[3] else pool
 
@@ -284,7 +292,7 @@ def merged(m: Measurements) -> Measurements:
 def combined(m: Measurements, lowest: int = 3) -> Measurements:
     """Each distinct shard once, at the mean of the lowest runs of all its visits; spreads are between the visits.
 
-    Other work on the machine only ever adds to a time, and it comes and goes: what several visits agree on is the shard's.
+    Other work on the machine only ever adds to a time, and comes and goes: the lowest times are nearest the shard's.
     """
     if not m.run_ms.shape[1]:
         raise InvalidPool("these measurements do not tell the time of each run")
@@ -327,6 +335,24 @@ def at_pace_of(reference: Measurements, parts: Sequence[Measurements]) -> list[M
         card = m.card | {"pace": factor, "pace_of": reference.content_hash}
         found.append(replace(at_pace(m, factor), card=card))
     return found
+
+
+def pace_by_size(m: Measurements, reference: Measurements) -> tuple[float, float]:
+    """Level and slope of the logarithm of the pace against that of a shard's ms in `m`, by the shards that both hold.
+
+    A machine with busy neighbours is slower for small shards than for large ones. Least absolute deviations.
+    """
+    known, ours = (_mean_times(part) for part in (reference, m))
+    shared = [key for key in ours if key in known]
+    if len(shared) < MIN_SIZES:
+        raise InvalidPool(f"{len(shared)} shards are in both campaigns, their pace by size needs {MIN_SIZES}")
+    size = np.log([ours[key] for key in shared])
+    off = size - np.log([known[key] for key in shared])
+    sides, weight = np.column_stack([np.ones(len(size)), size]), np.ones(len(size))
+    for _ in range(ROUNDS):
+        line = np.linalg.lstsq(sides * weight[:, None], off * weight, rcond=None)[0]
+        weight = 1 / np.sqrt(np.maximum(abs(off - sides @ line), LEAST_OFF))
+    return float(line[0]), float(line[1])
 
 
 def at_pace(m: Measurements, factor: np.ndarray | float) -> Measurements:

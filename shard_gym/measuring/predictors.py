@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shard_gym import simulators
-from shard_gym.errors import InvalidPool
+from shard_gym.errors import InvalidPool, SimulatorError
 from shard_gym.measuring.measurements import BLOCKS, Measurements, pool_named
 from shard_gym.simulators import FastSimulator, features
 from shard_gym.tables.pool import TablePool
@@ -164,6 +164,20 @@ def by_simulator(simulator: FastSimulator) -> Predictor:
         return Predicted(latency.compute[:, 0], None if latency.spread is None else latency.spread[:, 0])
 
     return predict
+
+
+def predicted_by(simulator: simulators.Simulator) -> Callable[[Measurements], np.ndarray]:
+    """What a fast simulator says of every shard, measured or not, ms (S,)."""
+    if not isinstance(simulator, FastSimulator):
+        raise SimulatorError(f"{simulator} does not predict shards from sums: give a fit or a roofline")
+    predict = by_simulator(simulator)
+    return lambda measured: predict(shards_of(measured)).ms
+
+
+def of_pools(measured: Measurements, pools: Sequence[str]) -> Measurements:
+    """The shards of these pools, and of the blocks of their tables."""
+    kept = np.array([name.removesuffix(BLOCKS) in pools for name in measured.pools])
+    return measured.take(kept[measured.pool])
 
 
 def by_single_tables(simulator: FastSimulator) -> Predictor:

@@ -329,9 +329,7 @@ def published_shapes(heads: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _check_tensors(
-    name: str, tensors: dict[str, np.ndarray], shapes: dict[str, str], known: dict[str, int]
-) -> None:
+def _check_tensors(name: str, tensors: dict[str, np.ndarray], shapes: dict[str, str], known: dict[str, int]) -> None:
     """Refuse tensors of other shapes than the network's, and numbers that would make costs none."""
     sizes = _SIZES | known
     for tensor, letters in shapes.items():
