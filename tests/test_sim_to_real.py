@@ -150,6 +150,7 @@ def test_plans_that_split_tables_and_solvers_without_a_plan_are_kept(tmp_path, m
     assert sorted(shards.dim.tolist()) == [4, 4, 32]  # both halves are one shard: nobody measures it twice
     times = dict.fromkeys(("forward_ms", "backward_ms"), np.full(len(shards), 2.0))
     found = chosen.outcome(plans, [replace(shards, **times)] * 3, planner, planner, "mixed-10to59x4")
+    assert chosen.again(plans, planner) == plans
     assert found.measured.tolist() == [[4.0, np.inf]] and found.judged[0, 0] == pytest.approx(found.predicted[0, 0])
 
 

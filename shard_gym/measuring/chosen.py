@@ -110,13 +110,20 @@ def load(path: Path) -> dict[str, Any]:
 
 def again(chosen: dict[str, Any], planner: Simulator) -> dict[str, Any]:
     """The same plans with what another planner predicts of them."""
-    known = tasks(1 + max(entry["task"] for entry in chosen["plans"]))
-    plans = [
-        entry
-        | {"predicted": float(planner.latency(known[entry["task"]], np.array(entry["device"])).makespan("kernel"))}
-        for entry in chosen["plans"]
-    ]
+    plans = [entry | {"predicted": _predicted(entry, planner)} for entry in chosen["plans"]]
     return chosen | {"planner": planner.id, "plans": plans}
+
+
+def _predicted(entry: dict[str, Any], planner: Simulator) -> float | None:
+    """The makespan of an entry's plan, None where there is none."""
+    if entry["predicted"] is None:
+        return None
+    task = task_of(entry.get("suite", SUITE), entry["task"])
+    return float(plan_latency(planner, task, _plan(entry)).makespan("kernel"))
+
+
+def _plan(entry: dict[str, Any]) -> Plan:
+    return Plan(tuple(entry["device"]), tuple(entry.get("splits", ())))
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,11 +185,7 @@ def outcome(
     known = {number: task_of(suite, number) for number in dict.fromkeys(entry["task"] for entry in entries)}
     rows = {number: row for row, number in enumerate(known)}
     predicted, judged = np.full((2, len(known), len(solvers)), np.nan)
-<<<<<<< HEAD
-    expected = np.zeros((*predicted.shape, suites.get(suite).num_devices))
-=======
-    expected, spread = np.zeros((2, *predicted.shape, known[0].num_devices))
->>>>>>> 0a332b7
+    expected, spread = np.zeros((2, *predicted.shape, suites.get(suite).num_devices))
     devices = np.zeros((len(runs), *expected.shape))
     times = [_times(run) for run in runs]
     for entry in entries:
@@ -190,18 +193,12 @@ def outcome(
         if entry["predicted"] is None:
             predicted[at] = judged[at] = expected[at] = devices[:, *at] = np.inf
             continue
-        plan = Plan(tuple(entry["device"]), tuple(entry.get("splits", ())))
+        plan = _plan(entry)
         predicted[at] = entry["predicted"]
         if judge is not None:
-<<<<<<< HEAD
             judged[at] = plan_latency(judge, task, plan).makespan("kernel")
-        compute, shards = plan_latency(planner, task, plan).compute, list(shards_of(task, plan))
-=======
-            judged[at] = judge.latency(task, placement).makespan("kernel")
-        latency = planner.latency(task, placement)
+        latency, shards = plan_latency(planner, task, plan), list(shards_of(task, plan))
         compute = latency.compute
-        shards = list(shards_of(task, Plan(tuple(entry["device"]))))
->>>>>>> 0a332b7
         expected[at][: len(shards)] = compute[compute > 0]
         if latency.spread is not None:
             spread[at][: len(shards)] = latency.spread[compute > 0]
