@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,8 @@ from shard_gym.records import ledger
 from shard_gym.records.files import json_sha256
 from shard_gym.results import Result
 from shard_gym_agents.leaderboard.arena.job import Job
+
+FORCED = 0.05  # seconds of a run from which on it outlives the machine, not only this process
 
 
 @dataclass
@@ -72,9 +75,24 @@ def kept_runs(path: Path) -> dict[str, tuple[Result, Watched]]:
     return {result.task: (result, seen) for result, seen in ledger.read(path, _kept)}
 
 
-def keep(path: Path, result: Result, seen: Watched) -> None:
-    """Add a run to those of an unfinished job."""
-    ledger.append(path, {"task": result.task, "result": result.to_json(), "watched": asdict(seen)})
+class Keeper:
+    """Adds runs to those of an unfinished job; the file is made by the first."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.open = path, ExitStack()
+        self.ledger: ledger.Ledger | None = None
+
+    def add(self, result: Result, seen: Watched) -> None:
+        """Keep a run; a short one is sooner run again than forced to disk."""
+        if self.ledger is None:
+            self.ledger = self.open.enter_context(ledger.opened(self.path))
+        line = {"task": result.task, "result": result.to_json(), "watched": asdict(seen)}
+        self.ledger.append(line, force=result.wall_seconds >= FORCED)
+
+    def close(self) -> None:
+        """Let others have the file."""
+        self.open.close()
+        self.ledger = None
 
 
 def _kept(line: bytes) -> tuple[Result, Watched]:
