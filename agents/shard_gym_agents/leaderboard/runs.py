@@ -20,10 +20,10 @@ from shard_gym.records.progress import ProgressBar
 from shard_gym.results import Result
 from shard_gym.results.evaluate import Run, Score, describe, judged, score
 from shard_gym.simulators import Simulator
-from shard_gym.task import suites
 from shard_gym.task.task import Task
 from shard_gym_agents.leaderboard.arena.host import Nursery, Turn, Worker, WorkerLost
 from shard_gym_agents.leaderboard.arena.job import Job
+from shard_gym_agents.leaderboard.arena.job import tasks_of as job_tasks
 from shard_gym_agents.leaderboard.kept import Keeper, Watched, blank_result, kept_runs, partial_path
 
 TIMED = 10  # tasks an agent, whose runs nothing else runs beside
@@ -220,7 +220,7 @@ def _described(job: Job, arena: Arena) -> dict[str, Any]:
 
 def tasks_of(job: Job, limit: int | None) -> tuple[Task, ...]:
     """The tasks that a job solves."""
-    return suites.get(job.suite).tasks(job.split)[:limit]
+    return tuple(job_tasks(job)[:limit])
 
 
 def _judged(blank: Result, index: int, task: Task, run: Run, judge: Simulator) -> Judged:
