@@ -196,12 +196,14 @@ class _Least:
         self.hidden, self.hidden_bias = factors.hidden[of_member], factors.hidden_bias[of_member]  # (P, Q, U)
         self.out = factors.out.transpose(0, 2, 1).reshape(2 * members, -1)[passes]  # (P, U)
         self.out_bias = factors.out_bias.ravel()[passes]
-        self.ms = MS / members
+        self.ms, self.highest = MS / members, factors.highest
         rounded = HALF * (1 + self.hidden.sum(axis=1))  # of the roots, then of the unit
         self.rounding = (self.out * rounded).sum(axis=1)  # (P,), of the factor
         most = (self.totals.max(axis=0).sum(axis=0) + ROOT_OFFSET) ** 0.25
         # whether the network does so with the most that a device can hold
-        self.cut_off = max((most @ self.hidden + self.hidden_bias).max(), self._factor(most**4).max()) >= HIGHEST
+        self.cut_off = self._factor(most**4).max() >= HIGHEST
+        if self.highest == HIGHEST:
+            self.cut_off |= (most @ self.hidden + self.hidden_bias).max() >= HIGHEST
         self.base_slope, self.factor_slope = self._slopes(devices)
 
     def __call__(self, weights: np.ndarray, total: float) -> float:
@@ -239,7 +241,7 @@ class _Least:
     def _factor(self, totals: np.ndarray) -> np.ndarray:
         """Bound the factors of shards with these totals, (..., Q) -> (..., P)."""
         roots = (totals + ROOT_OFFSET) ** 0.25
-        hidden = np.maximum(np.einsum("...q,pqu->...pu", roots, self.hidden) + self.hidden_bias, 0.0)
+        hidden = (np.einsum("...q,pqu->...pu", roots, self.hidden) + self.hidden_bias).clip(0.0, self.highest)
         out = (hidden * self.out).sum(axis=-1) + self.out_bias - self.rounding
         return np.maximum(out, LOWEST_FACTOR)
 
@@ -249,9 +251,10 @@ class _Least:
         rise = (top - root) / np.maximum(high - low, 1e-12)
         unit_rise = rise[:, None, :, None] * self.hidden  # (I, P, Q, U)
         unit = np.einsum("iq,pqu->ipu", root - rise * low, self.hidden) + self.hidden_bias
-        middle = unit + np.einsum("ipqu,iq->ipu", unit_rise, (low + high) / 2)
-        used = np.where(middle > 0, self.out, 0.0)  # a unit is at least 0, too
-        return (unit * used).sum(-1) + self.out_bias - self.rounding, np.einsum("ipqu,ipu->ipq", unit_rise, used)
+        first, last = (unit + np.einsum("ipqu,iq->ipu", unit_rise, end) for end in (low, high))
+        slope, start = _below_a_unit(first, last, self.highest)
+        constant = ((start + slope * unit) * self.out).sum(-1) + self.out_bias - self.rounding
+        return constant, np.einsum("ipqu,ipu->ipq", unit_rise, slope * self.out)
 
     def _slopes(self, devices: int) -> tuple[np.ndarray, np.ndarray]:
         """Cost that each whole table adds to the mean shard: through its base, through the factor; (N,)."""
@@ -260,6 +263,22 @@ class _Least:
         _, slope = self._chords(0.99 * wide[None], 1.01 * wide[None])
         by_total = (base + self.fixed) @ slope[0]
         return self.base[0] @ self._factor(totals) * self.ms, self.totals[0] @ by_total * self.ms
+
+
+def _below_a_unit(first: np.ndarray, last: np.ndarray, highest: float) -> tuple[np.ndarray, np.ndarray]:
+    """Slope and start of a line that a unit, clipped to 0 and `highest`, is nowhere below between first and last.
+
+    Where the unit stops at `highest`, the line goes there from its first value; or from 0, where it begins below.
+    """
+    stops = last > highest
+    slope = np.where(stops, 0.0, first + last > 0)
+    start = np.zeros_like(slope)
+    begins = first.clip(0.0, highest)
+    rise = stops & (first < highest)
+    gap = np.where(rise, last - np.maximum(first, 0.0), 1.0)
+    slope[rise] = ((highest - begins) / gap)[rise]
+    start[stops] = (begins - slope * np.maximum(first, 0.0))[stops]
+    return slope, start
 
 
 def least_of(cost: np.ndarray, weight: np.ndarray, total: float) -> tuple[np.ndarray, np.ndarray]:

@@ -111,6 +111,7 @@ class Factors:
     hidden_bias: np.ndarray  # (M, U)
     out: np.ndarray  # (M, U, 2)
     out_bias: np.ndarray  # (M, 2)
+    highest: float  # units stop here
 
 
 class FastSimulator:

@@ -19,13 +19,20 @@ from shard_gym.errors import UnknownName
 from shard_gym.records.files import DATA
 from shard_gym.records.guard import arrays_of, guarded
 from shard_gym.tables.metasyn import load_metasyn
-from shard_gym.tables.pool import GB, TablePool
+from shard_gym.tables.pool import GB, REFERENCE_BATCH, TablePool
 from shard_gym.task.links import Links
 from shard_gym.task.task import Task
 
 SPLITS = ("train", "val", "test")
 MOST_ROWS = 10**9  # of tables whose rows are doubled
 MOST_DOUBLINGS = 30
+GROUPS = {  # what a suite is for
+    "headline": "ranks can be decided: there is room, or dead ends, and 100 tasks or more",
+    "core": "test tables that no training task holds",
+    "parity": "as the papers drew them",
+    "scaling": "planning time as tasks grow; on every task cost-greedy is within 0.5 % of the best known plan",
+}
+BEST_KNOWN, FROZEN_PLAN = "the best known plan", "a frozen reference plan"
 PADDING = np.iinfo(np.uint16).max  # fills the rows of a bank whose tasks differ in length
 Columns = dict[str, np.ndarray]  # of tasks: tables and dims (T, N), doublings too if any; memory (T,) if it differs
 
@@ -56,6 +63,11 @@ class Suite:
     residences: tuple[str, ...] = ("hbm",)
     host_memory_gb: float = 0.0
     tables: str = ""  # key of the suite whose tables these are, with memory and references of its own; "": its own
+    batch: int = REFERENCE_BATCH  # samples a step, over all devices
+    group: str = "core"  # one of GROUPS
+    remark: str = ""  # a reader of its ranks should know
+    gap_to: str = BEST_KNOWN  # or FROZEN_PLAN: the better of two that a planner found when the suite was frozen
+    pays: str = ""  # default reward of its environment; "": balance for kernel suites, latency for iteration suites
     folder: str = ""  # with a banks.npz and a references.npz of its own; "": the package's
 
     @property
@@ -74,6 +86,11 @@ class Suite:
         return self.tables or self.frozen_as
 
     @property
+    def ranked(self) -> bool:
+        """False if ranks on it tell nothing."""
+        return self.group != "scaling"
+
+    @property
     def env_id(self) -> str:
         """The Gymnasium id."""
         return f"ShardGym-{self.name}"
@@ -89,8 +106,8 @@ class Suite:
 
     @property
     def reward(self) -> str:
-        """The default reward: balance for kernel suites, latency for iteration suites."""
-        return "balance" if self.objective == "kernel" else "latency"
+        """The default reward."""
+        return self.pays or ("balance" if self.objective == "kernel" else "latency")
 
     def tasks(self, split: str = "train") -> tuple[Task, ...]:
         """The tasks of "train", "val" or "test"."""
@@ -122,6 +139,24 @@ class Suite:
             known = [k.rsplit("/", 1)[1] for k in frozen if k.startswith(f"{self.frozen_as}/{split}/")]
             raise UnknownName(f"simulator with a random reference on {self.key}", by, known)
         return frozen[key]
+
+    def has_reference_plans(self, split: str = "test") -> bool:
+        """True if the plans that gaps are to were frozen with the suite."""
+        return self._plans(split) in self._data("references.npz")
+
+    def reference_makespans(self, split: str = "test") -> np.ndarray:
+        """Makespan of each task's frozen reference plan by the judge, (T,) ms; NaN where none was found.
+
+        It is the plan of `ladder` or of some seconds of `auto`, whichever the planner predicted to be faster. Nobody
+        searched the judge for it, so plans may be better: their gap is below 0.
+        """
+        if not self.has_reference_plans(split):
+            told = [key.replace("/plan/", " ") for key in self._data("references.npz") if "/plan/" in key]
+            raise UnknownName("frozen reference plans", self._plans(split).replace("/plan/", " "), told)
+        return self._data("references.npz")[self._plans(split)]
+
+    def _plans(self, split: str) -> str:
+        return f"{self.frozen_as}/plan/{_known(split)}/{self.judge}"
 
     def feature_scaling(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation (21,) of the training tables' features; deviations of zero are given as 1."""
@@ -210,6 +245,7 @@ class SuiteTasks(Sequence[Task]):
             self._tables(i),
             memory=tuple(per_device.tolist()),
             objective=suite.objective,
+            batch=suite.batch,
             speed=suite.speed,
             links=suite.links,
             optimizer=suite.optimizer,

@@ -20,6 +20,7 @@ from shard_gym.results.evaluate import score
 from shard_gym.results.replay import Replay
 from shard_gym.simulators import Simulator
 from shard_gym.task import suites
+from shard_gym.task.suite import GROUPS
 from shard_gym.task.task import Task
 from shard_gym_agents.cli.plans import assumed, delta_json, delta_report, repaid, report
 from shard_gym_agents.cli.show import add_picture, add_show, draw
@@ -79,14 +80,22 @@ def _other(command: str, arguments: list[str]) -> int:
 
 
 def list_suites(options: argparse.Namespace) -> None:
-    """One line a suite; "one binds" is the share of test tasks whose makespan one table sets."""
+    """One line a suite, group by group; "one binds" is the share of test tasks whose makespan one table sets."""
     splits = "/".join(suites.SPLITS)
     print(f"{'suite':24} {'tables':>6} {'devices':>7} {splits:>14} {'one binds':>9} {'objective':10} planner, judge")
-    for suite in suites.SUITES.values():
-        counts = "/".join(str(suite.num_tasks(split)) for split in suites.SPLITS)
-        simulated = suite.planner if suite.planner == suite.judge else f"{suite.planner}, {suite.judge}"
-        size = f"{suite.num_tables:6} {suite.num_devices:7} {counts:>14} {suite.bound_share():9.0%}"
-        print(f"{suite.key:24} {size} {suite.objective:10} {simulated}")
+    for group, purpose in GROUPS.items():
+        print(f"\n{group}: {purpose}")
+        for suite in suites.SUITES.values():
+            if suite.group == group:
+                print(_suite_line(suite))
+
+
+def _suite_line(suite: suites.Suite) -> str:
+    counts = "/".join(str(suite.num_tasks(split)) for split in suites.SPLITS)
+    simulated = suite.planner if suite.planner == suite.judge else f"{suite.planner}, {suite.judge}"
+    size = f"{suite.num_tables:6} {suite.num_devices:7} {counts:>14} {suite.bound_share():9.0%}"
+    remark = f"; {suite.remark}" if suite.remark else ""
+    return f"{suite.key:24} {size} {suite.objective:10} {simulated}{remark}"
 
 
 def list_agents(options: argparse.Namespace) -> None:

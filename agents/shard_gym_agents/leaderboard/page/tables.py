@@ -41,7 +41,9 @@ class Column:
 RANKS = (
     Column("rank", lambda e: e.standing.rank, lambda e: e.standing.rank, "Agents of a rank cannot be told apart."),
     Column("agent", lambda e: e.row.agent.lower(), lambda e: e.name, words=True),
-    Column("gap", lambda e: e.standing.gap.mean, lambda e: _estimate(e.standing.gap), "Mean gap to the best plan."),
+    Column(
+        "gap", lambda e: e.standing.gap.mean, lambda e: _estimate(e.standing.gap), "Mean gap to the reference plan."
+    ),
     Column(
         "IQM",
         lambda e: e.standing.iqm.mean,
