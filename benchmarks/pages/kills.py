@@ -159,7 +159,7 @@ def _carded(folder: Path) -> Any:
     return {judge: sorted(known) for judge, known in cards.items()}, sorted(_tried(folder))
 
 
-TORCH = ("torch", "shard_gym_agents.learners.cloning", "torch.utils.tensorboard")
+TORCH = ("torch", "torch._dynamo", "shard_gym_agents.learners.cloning", "torch.utils.tensorboard")
 SUBJECTS = (
     Subject("measure", _measure, _measured, lambda folder: sorted(_measured(folder), key=int), "fbgemm_gpu"),
     Subject("train", _train, _trained, _policy, "torch", TORCH),
