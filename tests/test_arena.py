@@ -156,6 +156,7 @@ def scene(tmp_path, monkeypatch):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(host, "GRACE_SECONDS", 0.2)
     monkeypatch.setattr(runs, "STRIKES", 1)  # nobody needs to die twice
+    monkeypatch.setattr(runs, "TIMED", 0)  # nor alone
     rules.place.cache_clear()
     with socket.create_server(("127.0.0.1", 0)) as server:
         (folder / "port").write_text(str(server.getsockname()[1]))

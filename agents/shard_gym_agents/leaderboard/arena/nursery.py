@@ -28,7 +28,7 @@ from shard_gym_agents.leaderboard.arena.frames import Broken, Line
 from shard_gym_agents.leaderboard.arena.guard import Cell, guard
 from shard_gym_agents.leaderboard.arena.inside import serve
 from shard_gym_agents.leaderboard.arena.jail import build_root
-from shard_gym_agents.leaderboard.arena.job import Job
+from shard_gym_agents.leaderboard.arena.job import Job, tasks_of
 from shard_gym_agents.leaderboard.arena.processes import children_end, end_descendants
 from shard_gym_agents.leaderboard.arena.rules import FULL, LIMITS, Rules, View
 
@@ -131,7 +131,7 @@ class Forks:
 
     def _warden(self, order: dict[str, Any], watch: int) -> int:
         job, view = Job(**order["job"]), View(**order["view"])
-        tasks = suites.get(job.suite).tasks(job.split)  # read once, by this process
+        tasks = tasks_of(job)  # read once, by this process
         cpu_seconds = (self.rules.build_seconds + len(tasks) * job.time_limit) * (os.cpu_count() or 1)
         self.orders += 1
         cell = Cell(self.rules, view, cpu_seconds, home=os.path.join(self.folder, str(self.orders)))
