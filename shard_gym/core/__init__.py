@@ -22,7 +22,7 @@ from shard_gym.errors import CoreError
 
 VERSION = 2  # of the functions in core.c
 EXTENSION = "shard_gym.core._compiled"
-FUNCTIONS = ("decode", "device_sums", "greedy", "place", "masks", "flat")
+FUNCTIONS = ("decode", "device_sums", "greedy", "deal", "place", "masks", "flat")
 AGAIN = "build it with `pip install -e .` or `pip install --force-reinstall shard-gym`, or set SHARD_GYM_CORE=numpy"
 
 
@@ -126,6 +126,17 @@ def greedy(
     device, room = np.full(len(rows), -1), capacity.copy()
     given = (np.ascontiguousarray(a) for a in (rows, order, size))
     return device if c.greedy(model, *given, room, ms_per_us, device) == len(order) else None
+
+
+def deal(
+    cost: np.ndarray, weight: np.ndarray, size: np.ndarray, order: np.ndarray, speed: np.ndarray, capacity: np.ndarray
+) -> np.ndarray | None:
+    """Devices of tables, (N,), each in turn where there is least cost and weight; None too if one has no room."""
+    if (c := compiled()) is None:
+        return None
+    device, room = np.full(len(cost), -1), capacity.copy()
+    given = (np.ascontiguousarray(a, np.int64) for a in (weight, size, order))
+    return device if c.deal(np.ascontiguousarray(cost), *given, speed, room, device) == len(order) else None
 
 
 def place(
