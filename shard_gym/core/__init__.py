@@ -153,8 +153,8 @@ def place(
         return None
     count, width = len(free), sums.shape[2]
     at, left, held = np.empty(count, np.int64), np.empty(count, np.int64), np.empty((count, width))
-    which, devices = np.ascontiguousarray(rows, np.int64), np.ascontiguousarray(options, np.int64)
-    c.place(free, least, size, sums, np.ascontiguousarray(vector[:, 0]), which, devices, at, left, held)
+    sizes, which, devices = (np.ascontiguousarray(a, np.int64) for a in (size, rows, options))
+    c.place(free, least, sizes, sums, np.ascontiguousarray(vector[:, 0], np.float64), which, devices, at, left, held)
     return at, left, held
 
 
@@ -163,7 +163,7 @@ def masks(free: np.ndarray, least: np.ndarray, size: np.ndarray, rows: np.ndarra
     if (c := compiled()) is None:
         return None
     out = np.empty(free.shape, np.int8)
-    c.masks(free, least, size, np.ascontiguousarray(rows, np.int64), out)
+    c.masks(free, least, *(np.ascontiguousarray(a, np.int64) for a in (size, rows)), out)
     return out
 
 
