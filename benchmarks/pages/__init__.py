@@ -2,6 +2,7 @@
 
 | NAME | page | what it tells |
 |---|---|---|
+| certificates | certificates.md | bounds on headroom cards that anybody can verify |
 | clients | clients.md | what other people's learners and tests make of the environments |
 | controls | controls.md | what a policy adds over its features, over imitation and over search |
 | decisions | in fidelity.md | what predicted costs are worth to a search |
@@ -15,6 +16,7 @@
 | learners | learners.md | what every learner reaches on the main suites |
 | papers | papers.md, papers_*.md | the papers' tables and figures beside ours |
 | resharding | resharding.md | what it costs to follow a workload that changes |
+| rounds | rounds.md | whether a sealed round ranks agents as the public test does |
 | scaling | scaling.md | time and memory of a plan over the size of the task |
 | searches | searches.md | what the searches reach in a time, suite by suite |
 | throughput | printed | steps, plans and predictions a second, beside their targets |

@@ -21,9 +21,10 @@
 #error "double arithmetic with more digits would not equal numpy's"
 #endif
 
-#define VERSION 2 /* of the functions below; shard_gym/core/__init__.py knows which one it calls */
+#define VERSION 3 /* of the functions below; shard_gym/core/__init__.py knows which one it calls */
 #define TILE 8
-#define TOTALS 6 /* of a shard, as shard_gym/simulators/features.py has them */
+#define FEW_TOTALS 6 /* of a shard, of most networks: their loops are compiled for it */
+#define MOST_TOTALS 16
 #define MOST_COLUMNS 64
 #define MOST_MEMBERS 16
 #define WHOLE 4503599627370496.0 /* 2**52: from here on doubles have no fraction */
@@ -56,6 +57,7 @@ typedef struct {
     Py_ssize_t front, back;            /* columns that count, from the front and from the back of a sum */
     double per_us;                     /* times are in milliseconds (1e3), or in microseconds (1) of speed 1 */
     double other;                      /* error that members share; or the launch of a pass, us */
+    double highest;                    /* units of a learned network stop here */
     const double *added, *unit, *factor;
 } Model;
 
@@ -77,10 +79,10 @@ INLINE double between(double x, double low, double high) /* a NaN stays one, as 
 INLINE double larger(double a, double b) { return a > b || a != a ? a : b; }
 
 /* Ours.times and Ours.decode: forward and backward ms of each shard, and what members say of both, in grains. */
-INLINE void learned(const Model *m, Column *x, double *forward, double *backward, Column *whole)
+INLINE void learned(const Model *m, Py_ssize_t totals, Column *x, double *forward, double *backward, Column *whole)
 {
-    Column roots[TOTALS];
-    for (Py_ssize_t q = 0; q < TOTALS; q++) {
+    Column roots[MOST_TOTALS];
+    for (Py_ssize_t q = 0; q < totals; q++) {
         for (int j = 0; j < TILE; j++)
             roots[q][j] = sqrt(sqrt((x[OWN + q][j] + m->added[q]) * (GRAIN * GRAIN * GRAIN * GRAIN)));
         for (int j = 0; j < TILE; j++)
@@ -95,21 +97,21 @@ INLINE void learned(const Model *m, Column *x, double *forward, double *backward
             there[j] = factor[m->units] * GRAIN;
             back[j] = factor[2 * m->units + 1] * GRAIN;
         }
-        for (Py_ssize_t u = 0; u < m->units; u++, unit += 1 + TOTALS) {
+        for (Py_ssize_t u = 0; u < m->units; u++, unit += 1 + totals) {
             for (int j = 0; j < TILE; j++)
                 hidden[j] = unit[0] * GRAIN;
-            for (Py_ssize_t q = 0; q < TOTALS; q++)
+            for (Py_ssize_t q = 0; q < totals; q++)
                 for (int j = 0; j < TILE; j++)
                     hidden[j] += unit[1 + q] * roots[q][j];
             for (int j = 0; j < TILE; j++)
-                hidden[j] = between(hidden[j], 0.0, HIGHEST * GRAIN);
+                hidden[j] = between(hidden[j], 0.0, m->highest * GRAIN);
             for (int j = 0; j < TILE; j++) {
                 double value = (hidden[j] + WHOLE) - WHOLE; /* of what is not negative, and small */
                 there[j] += factor[u] * value;
                 back[j] += factor[m->units + 1 + u] * value;
             }
         }
-        Py_ssize_t base = TOTALS + 2 * member;
+        Py_ssize_t base = totals + 2 * member;
         for (int j = 0; j < TILE; j++) {
             double a = between(there[j], LOWEST_FACTOR * GRAIN, HIGHEST * GRAIN);
             double b = between(back[j], LOWEST_FACTOR * GRAIN, HIGHEST * GRAIN);
@@ -167,7 +169,10 @@ INLINE void tile_times(const Model *m, Column *x, double *forward, double *backw
 {
     if (m->members) {
         Column whole[MOST_MEMBERS];
-        learned(m, x, forward, backward, whole);
+        if (m->totals == FEW_TOTALS)
+            learned(m, FEW_TOTALS, x, forward, backward, whole);
+        else
+            learned(m, m->totals, x, forward, backward, whole);
         mean(m, x, forward, backward);
         if (spread)
             doubts(m, x, forward, backward, whole, spread, far);
@@ -477,19 +482,19 @@ static int refuse(const char *why)
 static int read_model(Model *m, const Py_buffer *numbers, Py_ssize_t width)
 {
     const double *number = numbers->buf;
-    Py_ssize_t left = numbers->shape[0] - 5;
+    Py_ssize_t left = numbers->shape[0] - 6;
     memset(m, 0, sizeof *m);
     if (left < 0)
-        return refuse("a model begins with five numbers");
+        return refuse("a model begins with six numbers");
     for (int i = 0; i < 3; i++)
         if (!(number[i] >= 0.0 && number[i] < MOST_COLUMNS))
             return refuse("a model is larger than the core was built for");
     m->members = (Py_ssize_t)number[0], m->totals = (Py_ssize_t)number[1], m->units = (Py_ssize_t)number[2];
-    m->per_us = number[3], m->other = number[4];
+    m->per_us = number[3], m->other = number[4], m->highest = number[5];
     m->front = m->members ? OWN : ALL;
     m->back = m->totals + 2 * m->members;
-    m->added = number + 5, m->unit = m->added + m->back, m->factor = m->unit + m->members * m->units * (1 + m->totals);
-    if (m->members > MOST_MEMBERS || m->front + m->back > MOST_COLUMNS || (m->members && m->totals != TOTALS))
+    m->added = number + 6, m->unit = m->added + m->back, m->factor = m->unit + m->members * m->units * (1 + m->totals);
+    if (m->members > MOST_MEMBERS || m->front + m->back > MOST_COLUMNS || m->totals > MOST_TOTALS)
         return refuse("a model is larger than the core was built for");
     if (left != m->back + m->members * (m->units * (3 + m->totals) + 2))
         return refuse("a model has as many numbers as its sizes say");

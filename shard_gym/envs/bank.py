@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ from gymnasium.spaces import Space
 from shard_gym.envs.episodes import FIXED_ORDERS, Episode, Prepared
 from shard_gym.envs.observations import OBSERVATIONS, SPLIT_OBSERVATIONS, Observation
 from shard_gym.envs.rewards import REWARDS, Reward
-from shard_gym.errors import InvalidTask, UnknownName
+from shard_gym.errors import FeaturesUnscaled, InvalidTask, UnknownName
 from shard_gym.plan.nodes import Nodes
 from shard_gym.simulators import Simulator
 from shard_gym.tables.pool import FEATURES
@@ -25,6 +26,10 @@ from shard_gym.task.task import Task, beyond_columns, mixed
 if TYPE_CHECKING:  # what only tasks of all kinds need is imported for them
     from shard_gym.plan.ways import Actions
 
+RAW = (
+    "the features of these tasks are shown unscaled, as no suite is named: use shard_gym.env_for(task, suite) to play "
+    "them as a suite's, or Bank(tasks, scaling) with constants of your training tables"
+)
 _UNSCALED = (np.zeros(len(FEATURES)), np.ones(len(FEATURES)))
 
 
@@ -98,10 +103,11 @@ class Bank:
             raise UnknownName("split", split, SPLITS)
         if isinstance(tasks, Bank):
             return tasks
-        if isinstance(tasks, Task):
-            return cls((tasks,))
         if not isinstance(tasks, str | Suite):
-            return cls(tuple(tasks) if isinstance(tasks, Iterable) else (tasks,))
+            several = isinstance(tasks, Iterable) and not isinstance(tasks, Task)
+            bank = cls(tuple(tasks) if several else (tasks,))
+            warnings.warn(RAW, FeaturesUnscaled, stacklevel=3)
+            return bank
         suite = suites.get(tasks) if isinstance(tasks, str) else tasks
         return cls(suite.bank_of(split), suite.feature_scaling(), suite, split, suite.split_action)
 

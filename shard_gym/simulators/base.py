@@ -111,6 +111,7 @@ class Factors:
     hidden_bias: np.ndarray  # (M, U)
     out: np.ndarray  # (M, U, 2)
     out_bias: np.ndarray  # (M, 2)
+    highest: float  # units stop here
 
 
 class FastSimulator:
@@ -120,6 +121,7 @@ class FastSimulator:
     """
 
     id: str
+    basis = "analytic"  # what its numbers rest on: analytic, fitted or measured
     objectives: tuple[str, ...] = ("kernel", "iteration")  # that it can cost
     kinds: tuple[str, ...] = OF_ONE  # of sharding, in tasks that allow them
     model: np.ndarray | None = None  # its computation as the compiled core knows it, if it does

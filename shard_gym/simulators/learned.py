@@ -75,6 +75,7 @@ class Learned(FastSimulator):
     Nor were weights of ids, and tables that do not pool: only their communication is counted.
     """
 
+    basis = "fitted"
     kinds = KINDS
     sent = DIMS
 
