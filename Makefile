@@ -4,13 +4,16 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 BUILT := pyproject.toml constraints.txt setup.py shard_gym/core/core.c
 
-.PHONY: leaderboard test lint
+.PHONY: leaderboard entries test lint
 
 leaderboard: .venv/core.stamp
 	$(BIN)/python -m benchmarks.leaderboard --page $(ARGS)
 
+entries: .venv/core.stamp
+	$(BIN)/shard-gym validate benchmarks/results/entries --strict
+
 test: .venv/dev.stamp
-	$(BIN)/python -m pytest -n 2 -m "not cuda and not slow" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not cuda and not slow" $(ARGS)
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check

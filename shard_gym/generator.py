@@ -6,6 +6,8 @@ numbers give equal tasks.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from shard_gym.errors import InfeasibleTask, InvalidTask
@@ -126,17 +128,22 @@ def _draw_mixed(suite: Suite, pool: TablePool, rng: np.random.Generator) -> dict
 
 def _draw_tight(suite: Suite, pool: TablePool, deck: Deck, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Capacity just above the mean load; drawn again until some packing is known."""
-    mixed = suite.name.startswith("TightMix")
+    mixed = "TightMix" in suite.name
     factor, choices = (1.02, MIXED_DIMS) if mixed else (1.05, np.array([16, 32]))
     while True:
         ids = deck.deal(suite.num_tables)
         dims = rng.choice(choices, len(ids))
         tables = pool.take(ids).with_(dim=dims, dtype=(suite.dtype,) * len(ids))
-        roomy = Task(tables, (2**60,) * suite.num_devices, optimizer=suite.optimizer, accounting=suite.accounting)
+        roomy = Task(
+            tables,
+            (2**60,) * suite.num_devices,
+            batch=suite.batch,
+            optimizer=suite.optimizer,
+            accounting=suite.accounting,
+        )
         capacity = _capacity(factor, roomy)
-        tight = Task(tables, (capacity,) * suite.num_devices, optimizer=suite.optimizer, accounting=suite.accounting)
         try:
-            first_fit_decreasing(tight)
+            first_fit_decreasing(replace(roomy, memory=(capacity,) * suite.num_devices))
         except InfeasibleTask:
             continue
         return {"tables": ids, "dims": dims, "memory": np.array(capacity)}

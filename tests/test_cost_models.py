@@ -11,7 +11,7 @@ from shard_gym.measuring.fit import Fitting, OurNet, PublishedNet, fit, main
 from shard_gym.measuring.measurements import Measurements
 from shard_gym.simulators import features
 from shard_gym.simulators.learned import Learned
-from shard_gym.simulators.networks import ARCHITECTURES, WEIGHT_GRAIN, Ours, Published, Weights, make_network, on_grid
+from shard_gym.simulators.networks import ARCHITECTURES, WEIGHT_GRAIN, Published, Weights, make_network, on_grid
 from shard_gym.tables.pool import make_pool
 from shard_gym.tables.traces import trace
 from tests.cost_model_helpers import BATCH, made_up
@@ -77,7 +77,7 @@ def test_numpy_and_torch_agree(architecture, measured):
     torch.manual_seed(0)
     shards = predictors.shards_of(measured)
     made = ARCHITECTURES[architecture]
-    net = OurNet(shards, architecture) if made is Ours else PublishedNet(shards, made)
+    net = OurNet(shards, architecture) if isinstance(made, type) else PublishedNet(shards, made)
     rows = torch.from_numpy(shards.row)
     owner = torch.from_numpy(shards.shard)
     with torch.no_grad():
@@ -85,14 +85,14 @@ def test_numpy_and_torch_agree(architecture, measured):
         sums = torch.zeros(tables.shape[0], len(shards), tables.shape[2]).index_add(1, owner, tables)
         members = net.decode(sums).numpy()
         expected = members.mean(axis=0).T
-        if made is not Ours:
+        if not isinstance(made, type):
             expected = np.maximum(expected, 0)
     card = {"architecture": architecture, "features": list(make_inputs(architecture))}
     known = {"ranges": predictors.bounds(shards.tables), "sigma": np.array(0.1)}
     network = make_network(Weights(net.export() | known, card))
     found = network.decode(shards.sums(on_grid(network.embed(shards.tables, BATCH))))
     assert found[:2] == pytest.approx(expected, rel=2e-3, abs=2e-3)
-    if made is Ours:
+    if isinstance(made, type):
         whole = members.sum(axis=-1)
         assert found[2] == pytest.approx(abs(whole - whole.mean(axis=0)).mean(axis=0) * 1.2533, rel=0.02, abs=1e-3)
     if architecture == "dreamshard":
@@ -103,7 +103,8 @@ def test_numpy_and_torch_agree(architecture, measured):
 
 
 def make_inputs(architecture: str) -> tuple[str, ...]:
-    return features.INPUTS if architecture.startswith("ours") else Published.inputs
+    made = ARCHITECTURES[architecture]
+    return made.inputs if isinstance(made, type) else Published.inputs
 
 
 def test_weights_lie_on_their_grid(fitted):

@@ -13,6 +13,8 @@ from zipfile import ZipFile
 import pytest
 from packaging.requirements import Requirement
 
+from shard_gym.records.locks import held
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"shard_gym": ROOT / "shard_gym", "shard_gym_agents": ROOT / "agents" / "shard_gym_agents"}
 USE = """
@@ -66,11 +68,16 @@ def copied_source(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def dist(tmp_path_factory):
-    """The folder with the wheel, built by way of the source distribution."""
-    folder = tmp_path_factory.mktemp("dist")
-    source = copied_source(tmp_path_factory.mktemp("copy"))
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source)
+def dist(tmp_path_factory, request):
+    """The folder with the wheel, built by way of the source distribution; once for all workers of pytest-xdist."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if hasattr(request.config, "workerinput") else base) / "dist"
+    with held(folder.with_name("building"), wait=True):
+        if not folder.exists():
+            built = tmp_path_factory.mktemp("built")
+            source = copied_source(tmp_path_factory.mktemp("copy"))
+            run(sys.executable, "-m", "build", "--no-isolation", "--outdir", built, source)
+            built.rename(folder)
     return folder
 
 

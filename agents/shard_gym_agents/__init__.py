@@ -34,6 +34,8 @@ AGENTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "size-lookup-greedy": ("shard_gym_agents.solvers.greedy:Greedy", {"cost": "size-lookup"}),
     "size-lookup-log-greedy": ("shard_gym_agents.solvers.greedy:Greedy", {"cost": "size-lookup-log"}),
     "cost-greedy": ("shard_gym_agents.solvers.greedy:CostGreedy", {}),
+    "halve-then-greedy": ("shard_gym_agents.solvers.halving:HalveThenGreedy", {}),
+    "ladder": ("shard_gym_agents.solvers.halving:Ladder", {}),
     "local-search": ("shard_gym_agents.search.local_search:LocalSearch", {}),
     "beam": ("shard_gym_agents.search.beam:Beam", {}),
     "neuroshard": ("shard_gym_agents.search.beam:NeuroShard", {}),

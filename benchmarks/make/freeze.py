@@ -39,7 +39,7 @@ def freeze_pools() -> None:
     """Write the MetaSyn pools that the banks draw from."""
     for seed, n in POOLS:
         if not (path := DATA / f"metasyn_{seed}_{n}.npz").exists():
-            _save(path, {"counts": pack(metasyn(seed, n))})
+            save_arrays(path, {"counts": pack(metasyn(seed, n))})
 
 
 def freeze_banks() -> None:
@@ -52,7 +52,7 @@ def freeze_banks() -> None:
         for split in SPLITS if suite.tables else ():
             for name, column in own_memory(suite, SUITES[suite.tables].bank_of(split)).items():
                 bank.setdefault(f"{suite.key}/{split}/{name}", column)
-    _save(path, bank)
+    save_arrays(path, bank)
 
 
 def _drawn(number: int, suite: Suite) -> dict[str, np.ndarray]:
@@ -90,7 +90,7 @@ def freeze_references() -> None:
             known[key] = np.mean([_bound_by_one(task, planner) for task in suite.tasks("test")])
             print(f"{key}: {known[key]:.0%} of test tasks")
         if len(known) > before:
-            _save(path, known)
+            save_arrays(path, known)
 
 
 def _counts(suite: Suite) -> dict[str, int]:
@@ -116,18 +116,19 @@ def _scaling(suite: Suite, pool: TablePool, columns: Columns) -> np.ndarray:
 
 
 def _bound_by_one(task: Task, planner: simulators.Simulator) -> bool:
-    bound = certificate(task, planner) if beyond_columns(task) else None
+    bound = certificate(task, planner, budget=0.0) if beyond_columns(task) or task.splits_allowed else None
     if bound is not None and bound.table is None:
         return False
     try:
-        plan = make("cost-greedy")(task, planner)
+        plan = make("ladder" if task.splits_allowed else "cost-greedy")(task, planner)
     except InfeasibleTask:  # memory binds
         return False
     least = simulators.single_costs(planner, task).max() if bound is None else bound.makespan
     return bool(least >= 0.95 * plan_latency(planner, task, plan).makespan(task.objective))
 
 
-def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
+def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write an archive, whole or not at all."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     write_whole(path, buffer.getvalue())

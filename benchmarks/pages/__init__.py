@@ -2,6 +2,7 @@
 
 | NAME | page | what it tells |
 |---|---|---|
+| certificates | certificates.md | bounds on headroom cards that anybody can verify |
 | clients | clients.md | what other people's learners and tests make of the environments |
 | controls | controls.md | what a policy adds over its features, over imitation and over search |
 | decisions | in fidelity.md | what predicted costs are worth to a search |

@@ -97,8 +97,8 @@ def page(found: pages.Found) -> str:
         "# Does a sealed round rank agents as the public test does?",
         "",
         f"Made by `{found['command']}`: rounds of {found['tasks']} tasks, one seed. Searches ask the",
-        f"planner {CALLS:,} times a task, so that a busy machine changes nothing. Gaps on public tasks are to the",
-        f"best known plan, in a round to the better of cost-greedy and {found['reference_budget']:g} s of auto: compare",
+        f"planner {CALLS:,} times a task, so that a busy machine changes nothing. Gaps on public tasks are to the best",
+        f"known plan, in a round to the better of cost-greedy and {found['reference_budget']:g} s of auto: compare",
         "places, not gaps. Brackets hold 95 %, over tasks. A run without a plan counts as the mean random plan.",
         "",
     ]

@@ -23,7 +23,7 @@ Rounding in the network (to multiples of 2**-14) is taken off.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -124,6 +124,18 @@ def _of_sums(maxima: Maxima, pieces: Pieces) -> Iterator[Share]:
         yield Share(cost.min(axis=0), lambda weight: weight + fixed, lambda weight: weight + fixed)
 
 
+def factor_shares(task: Task, simulator: FastSimulator) -> Iterator[_Held]:
+    """What a device holds that has as much of the work as all have on average, for costs that are factors."""
+    factors, pieces = simulator.factors(), pieces_of(task, simulator)
+    if factors is None:
+        return
+    for share in _of_factors(factors, pieces, "both", task.num_devices, simulator.id):
+        least = _Least(factors, pieces.whole[..., factors.own :], "both", task.num_devices)
+        held = least.held(share.weights, float(share.weights.sum()) / task.num_devices)
+        least.of(held)
+        yield held
+
+
 def _of_factors(factors: Factors, pieces: Pieces, phase: str, devices: int, simulator_id: str) -> Iterator[Share]:
     """Shares weighted by the slope of the cost at the mean shard, its factor's part by a tilt."""
     if min(factors.hidden.min(), factors.out.min(), factors.fixed.min()) < 0:
@@ -154,12 +166,14 @@ class _Held:
     phi: np.ndarray  # (N,)
     low: np.ndarray  # (I,)
     high: np.ndarray
+    multipliers: list[np.ndarray] = field(default_factory=list)  # (I, C) of each call of `least`, for certificates
 
     def least(self, cost: np.ndarray) -> np.ndarray:
         """Bound the least of costs that add up over tables, (I, C, N) -> (I, C)."""
         intervals, columns, tables = cost.shape
         low, high = (np.repeat(edge, columns) for edge in (self.low, self.high))
-        flat = least_between(cost.reshape(-1, tables), self.weights, self.total, self.phi, low, high)
+        flat, multiplier = _between(cost.reshape(-1, tables), self.weights, self.total, self.phi, low, high)
+        self.multipliers.append(multiplier.reshape(intervals, columns))
         return flat.reshape(intervals, columns)
 
     def ranges(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -182,21 +196,30 @@ class _Least:
         self.hidden, self.hidden_bias = factors.hidden[of_member], factors.hidden_bias[of_member]  # (P, Q, U)
         self.out = factors.out.transpose(0, 2, 1).reshape(2 * members, -1)[passes]  # (P, U)
         self.out_bias = factors.out_bias.ravel()[passes]
-        self.ms = MS / members
+        self.ms, self.highest = MS / members, factors.highest
         rounded = HALF * (1 + self.hidden.sum(axis=1))  # of the roots, then of the unit
         self.rounding = (self.out * rounded).sum(axis=1)  # (P,), of the factor
         most = (self.totals.max(axis=0).sum(axis=0) + ROOT_OFFSET) ** 0.25
         # whether the network does so with the most that a device can hold
-        self.cut_off = max((most @ self.hidden + self.hidden_bias).max(), self._factor(most**4).max()) >= HIGHEST
+        self.cut_off = self._factor(most**4).max() >= HIGHEST
+        if self.highest == HIGHEST:
+            self.cut_off |= (most @ self.hidden + self.hidden_bias).max() >= HIGHEST
         self.base_slope, self.factor_slope = self._slopes(devices)
 
     def __call__(self, weights: np.ndarray, total: float) -> float:
         """The least ms of a device of speed 1 that holds `total` of the weight."""
+        return self.of(self.held(weights, total))
+
+    def held(self, weights: np.ndarray, total: float) -> _Held:
+        """The intervals of what such a device may hold."""
         phi = np.maximum(self.factor_slope, 1e-12 * self.factor_slope.max() + 1e-300)
         lowest, _ = least_of(phi[None], weights, total)
         highest, _ = least_of(-phi[None], weights, total)
         edges = np.linspace(lowest[0] * (1 - 1e-9), -highest[0] * (1 + 1e-9), INTERVALS + 1)
-        held = _Held(weights, total, phi, edges[:-1], edges[1:])
+        return _Held(weights, total, phi, edges[:-1], edges[1:])
+
+    def of(self, held: _Held) -> float:
+        """The least ms over all intervals."""
         low, high = held.ranges(self.totals)
         constant, slope = self._chords(low, high)
         linear = np.einsum("ipq,vnq->ivpn", slope, self.totals)  # (I, V, P, N)
@@ -218,7 +241,7 @@ class _Least:
     def _factor(self, totals: np.ndarray) -> np.ndarray:
         """Bound the factors of shards with these totals, (..., Q) -> (..., P)."""
         roots = (totals + ROOT_OFFSET) ** 0.25
-        hidden = np.maximum(np.einsum("...q,pqu->...pu", roots, self.hidden) + self.hidden_bias, 0.0)
+        hidden = (np.einsum("...q,pqu->...pu", roots, self.hidden) + self.hidden_bias).clip(0.0, self.highest)
         out = (hidden * self.out).sum(axis=-1) + self.out_bias - self.rounding
         return np.maximum(out, LOWEST_FACTOR)
 
@@ -228,9 +251,10 @@ class _Least:
         rise = (top - root) / np.maximum(high - low, 1e-12)
         unit_rise = rise[:, None, :, None] * self.hidden  # (I, P, Q, U)
         unit = np.einsum("iq,pqu->ipu", root - rise * low, self.hidden) + self.hidden_bias
-        middle = unit + np.einsum("ipqu,iq->ipu", unit_rise, (low + high) / 2)
-        used = np.where(middle > 0, self.out, 0.0)  # a unit is at least 0, too
-        return (unit * used).sum(-1) + self.out_bias - self.rounding, np.einsum("ipqu,ipu->ipq", unit_rise, used)
+        first, last = (unit + np.einsum("ipqu,iq->ipu", unit_rise, end) for end in (low, high))
+        slope, start = _below_a_unit(first, last, self.highest)
+        constant = ((start + slope * unit) * self.out).sum(-1) + self.out_bias - self.rounding
+        return constant, np.einsum("ipqu,ipu->ipq", unit_rise, slope * self.out)
 
     def _slopes(self, devices: int) -> tuple[np.ndarray, np.ndarray]:
         """Cost that each whole table adds to the mean shard: through its base, through the factor; (N,)."""
@@ -239,6 +263,22 @@ class _Least:
         _, slope = self._chords(0.99 * wide[None], 1.01 * wide[None])
         by_total = (base + self.fixed) @ slope[0]
         return self.base[0] @ self._factor(totals) * self.ms, self.totals[0] @ by_total * self.ms
+
+
+def _below_a_unit(first: np.ndarray, last: np.ndarray, highest: float) -> tuple[np.ndarray, np.ndarray]:
+    """Slope and start of a line that a unit, clipped to 0 and `highest`, is nowhere below between first and last.
+
+    Where the unit stops at `highest`, the line goes there from its first value; or from 0, where it begins below.
+    """
+    stops = last > highest
+    slope = np.where(stops, 0.0, first + last > 0)
+    start = np.zeros_like(slope)
+    begins = first.clip(0.0, highest)
+    rise = stops & (first < highest)
+    gap = np.where(rise, last - np.maximum(first, 0.0), 1.0)
+    slope[rise] = ((highest - begins) / gap)[rise]
+    start[stops] = (begins - slope * np.maximum(first, 0.0))[stops]
+    return slope, start
 
 
 def least_of(cost: np.ndarray, weight: np.ndarray, total: float) -> tuple[np.ndarray, np.ndarray]:
@@ -263,11 +303,18 @@ def least_between(
     Lagrange: for any multiplier m >= 0 the least of (cost - m second).x, plus m low, is no more than the least cost
     under second.x >= low; and so with the sign turned for high. The best m is searched by halving.
     """
+    return _between(cost, weight, total, second, low, high)[0]
+
+
+def _between(
+    cost: np.ndarray, weight: np.ndarray, total: float, second: np.ndarray, low: np.ndarray, high: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same with the multiplier that it was found with, below 0 for `high`."""
     best, x = least_of(cost, weight, total)
-    reached = x @ second
+    reached, multiplier = x @ second, np.zeros(len(best))
     rows = np.flatnonzero((reached < low) | (reached > high))
     if not len(rows):
-        return best
+        return best, multiplier
     sign = np.where(reached[rows] < low[rows], 1.0, -1.0)
     target, found = np.where(sign > 0, low[rows], high[rows]), best[rows]
     small, large = np.zeros(len(rows)), (abs(cost[rows]) / second).max(axis=1)
@@ -275,8 +322,10 @@ def least_between(
         middle = (small + large) / 2 if step >= TAIL else np.where(small > 0, np.sqrt(small * large), large / 64)
         tilted = cost[rows] - (sign * middle)[:, None] * second
         value, x = least_of(tilted, weight, total)
-        found = np.maximum(found, value + sign * middle * target)
+        value = value + sign * middle * target
+        multiplier[rows] = np.where(value > found, sign * middle, multiplier[rows])
+        found = np.maximum(found, value)
         more = sign * (x @ second) < sign * target
         small, large = np.where(more, middle, small), np.where(more, large, middle)
     best[rows] = found
-    return best
+    return best, multiplier

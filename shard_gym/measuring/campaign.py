@@ -240,10 +240,11 @@ def places(device: str, workers: int) -> list[tuple[str, int | None]]:
     return found[: workers or len(found)]
 
 
-def as_measurements(shards: list[Shard], times: list[dict[str, float]], card: dict[str, Any]) -> Measurements:
+def as_measurements(shards: list[Shard], times: list[Row], card: dict[str, Any]) -> Measurements:
     """Shards and their times as columns."""
     pools = tuple(dict.fromkeys(s.pool for s in shards))
     columns: dict[str, Any] = {c: np.array([t[c] for t in times]) for c in (*TIMES, *WHEN)}
+    columns["run_ms"] = _runs(times)
     return Measurements(
         offsets=np.cumsum([0, *(len(s.table) for s in shards)]),
         pool=np.array([pools.index(s.pool) for s in shards], np.uint8),
@@ -255,6 +256,14 @@ def as_measurements(shards: list[Shard], times: list[dict[str, float]], card: di
         card=card,
         **columns,
     )
+
+
+def _runs(times: list[Row]) -> np.ndarray:
+    """Forward and backward of each run, (S, R, 2); no runs where a row that has a time does not tell them."""
+    counts = {len(t.get("run_ms", ())) for t in times if math.isfinite(t["forward_ms"])}
+    count = counts.pop() if len(counts) == 1 else 0
+    unknown = np.full((count, 2), math.nan)
+    return np.array([t["run_ms"] if math.isfinite(t["forward_ms"]) and count else unknown for t in times])
 
 
 def _work(campaign: Campaign, number: int, place: tuple[str, int | None], indices: list[int], until: Until) -> None:
@@ -275,7 +284,7 @@ def _work(campaign: Campaign, number: int, place: tuple[str, int | None], indice
                 rows.append({"index": index, "begun": round(time.time(), 1)})
                 answer = _answer(bench, campaign.source.shard(index), index)
                 rows.append({"index": index, **answer, "at": round(time.time(), 1)})
-    except ShardGymError as error:
+    except (ShardGymError, OSError) as error:
         sys.stderr.write(f"worker {number} on {device}: {error}\n")
         sys.exit(REFUSED)
 
@@ -307,4 +316,6 @@ def _row(line: bytes) -> Row:
         if not all(0 <= row[t] < LONGEST_MS for t in TIMES):
             raise ValueError("a time is negative or no number")
         whole(row.get("repeated", 0))
+        if not all(0 <= ms < LONGEST_MS for run in row.get("run_ms", ()) for ms in run):
+            raise ValueError("a run's time is negative or no number")
     return row

@@ -6,12 +6,20 @@ so nothing of what it costs is taken away, and a campaign's level stays: factors
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from shard_gym.errors import InvalidPool
-from shard_gym.measuring.measurements import UNKNOWN, Measurements
+from shard_gym.measuring.measurements import (
+    UNKNOWN,
+    Measurements,
+    at_pace,
+    at_pace_of,
+    combined,
+    pace_by_size,
+)
 from shard_gym.measuring.shards import order_of_passes
 
 WIDTH = 8.0  # measurements: standard deviation of the weights of a shard's neighbours
@@ -28,9 +36,20 @@ def detrended(m: Measurements, predicted_ms: np.ndarray, width: float = WIDTH) -
     known = np.isfinite(ms) & (ms > 0)
     off = np.log(np.where(known, ms, 1) / np.where(known, predicted_ms, 1))
     factor = np.exp(drift(off, [turn[known[turn]] for turn in turns(m)], width)).astype(np.float32)
-    columns = ("forward_ms", "backward_ms", "forward_spread", "backward_spread")
     card = m.card | {"detrended": {"width": width, "deviation": float(np.log(factor[known]).std())}}
-    return replace(m, card=card, **{c: getattr(m, c) / factor for c in columns})
+    return replace(at_pace(m, factor), card=card)
+
+
+def settled(m: Measurements, reference: Measurements, predict: Callable[[Measurements], np.ndarray]) -> Measurements:
+    """A campaign without its drift and at the pace of the reference, each shard once where its runs are told."""
+    known = m.take(np.isfinite(m.total_ms) & (m.total_ms > 0))
+    steady = detrended(known, predict(known))
+    if not steady.run_ms.shape[1]:
+        return at_pace_of(reference, [steady])[0]
+    once = combined(steady)
+    level, slope = pace_by_size(once, reference)
+    card = once.card | {"pace": level, "pace_slope": slope, "pace_of": reference.content_hash}
+    return replace(at_pace(once, np.exp(level + slope * np.log(once.total_ms))), card=card)
 
 
 def drift(off: np.ndarray, turns: list[np.ndarray], width: float = WIDTH) -> np.ndarray:

@@ -91,6 +91,7 @@ class Timing:
     forward_spread: float
     backward_spread: float
     repeated: int = 0  # runs that were done again, as the host was late
+    run_ms: tuple[tuple[float, float], ...] = ()  # forward and backward of each run, warm-ups left out
 
 
 class Bench:
@@ -158,7 +159,7 @@ class Bench:
         except OP_FAILURES as error:
             raise SimulatorError(self._failed(error)) from error
         (forward, forward_spread), (backward, backward_spread) = (self._summary(t) for t in zip(*times, strict=True))
-        return Timing(forward, backward, forward_spread, backward_spread, late)
+        return Timing(forward, backward, forward_spread, backward_spread, late, tuple(times[s.warmups :]))
 
     def _run(
         self, operator: Any, rows: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, measured: bool

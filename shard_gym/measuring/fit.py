@@ -17,17 +17,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from shard_gym import simulators
 from shard_gym.errors import InvalidPool, UnknownName
+from shard_gym.measuring.drift import settled
 from shard_gym.measuring.host import one_thread
 from shard_gym.measuring.measurements import Measurements, at_pace_of
-from shard_gym.measuring.predictors import FOLDS, NORMAL_90, Shards, bounds, errors, shards_of
+from shard_gym.measuring.predictors import FOLDS, NORMAL_90, Shards, bounds, errors, of_pools, predicted_by, shards_of
 from shard_gym.records import commands
 from shard_gym.records.files import read_json
 from shard_gym.records.guard import guarded
 from shard_gym.simulators import features
 from shard_gym.simulators.networks import (
     ARCHITECTURES,
+    HIGHEST,
     LOWEST_FACTOR,
+    OF_LOGS,
     ROOT_OFFSET,
     WEIGHT_GRAIN,
     Ours,
@@ -40,8 +44,9 @@ from shard_gym.simulators.networks import (
 ROLES = ("planner", "judge")
 Net: TypeAlias = "OurNet | PublishedNet"
 # Of our networks, per member: units of the table network, and of the correction.
-SIZES = {"ours": (32, 8), "ours-wide": (64, 12)}
-MEMBERS = 5
+SIZES = {"ours": (32, 8), "ours-wide": (64, 12), "physics": (64, 12), "physics-wide": (96, 16)}
+MEMBERS, FEWER = 5, 3  # FEWER where each has more units
+LEAST_MS = 0.1
 MIN_SHARDS = 40  # below, nothing can be held out
 Tell = Callable[[int, int, float], None]  # epoch, epochs, held-out loss
 
@@ -54,9 +59,11 @@ class Fitting:
     batch: int = 256  # shards a step
     learning_rate: float = 3e-3  # falls to 0 as a cosine
     patience: int = 60  # epochs without a better held-out loss
+    model_error: float = math.inf  # relative; shards that are noisier than it count less
 
 
 OURS = Fitting()
+PHYSICS = Fitting(epochs=150, batch=512, learning_rate=5e-3, model_error=0.04)
 PUBLISHED = Fitting(epochs=300, batch=512, learning_rate=1e-3)  # AutoShard's rate and batch
 
 
@@ -98,8 +105,9 @@ class PublishedNet(nn.Module):
 
     members = 1
 
-    def __init__(self, shards: Shards, heads: tuple[str, ...], without: str = "") -> None:
+    def __init__(self, shards: Shards, heads: tuple[str, ...], without: str = "", of_logs: bool = False) -> None:
         super().__init__()
+        self.of_logs = of_logs  # fitted by the loss of ours
         raw = features.published(shards.tables)
         used = np.bincount(shards.row, minlength=len(raw))[:, None] / len(shards.row)
         self.mean, self.scale = np.zeros(raw.shape[1]), np.ones(raw.shape[1])
@@ -132,7 +140,9 @@ class PublishedNet(nn.Module):
         return torch.stack([self.cost("forward", sums), self.cost("backward", sums)], -1)
 
     def loss(self, sums: Tensor, times: Tensor) -> Tensor:
-        """Squared error in ms, (1, B)."""
+        """Squared error in ms, or what ours are fitted by, (1, B)."""
+        if self.of_logs:
+            return error_of_logs(self.decode(sums), times)
         if "total" in self.heads:
             return (self.cost("total", sums) - times.sum(-1)) ** 2
         return ((self.decode(sums) - times) ** 2).sum(-1)
@@ -152,12 +162,14 @@ class PublishedNet(nn.Module):
 class OurNet(nn.Module):
     """Our networks, see `networks.Ours`; positive weights are kept as the softplus of what is fitted."""
 
-    def __init__(self, shards: Shards, architecture: str = "ours", members: int = MEMBERS) -> None:
+    def __init__(self, shards: Shards, architecture: str = "ours", members: int = 0) -> None:
         super().__init__()
         hidden, units = SIZES[architecture]
-        found = features.work(shards.tables, shards.batch, shards.caches)
+        made = ARCHITECTURES[architecture]
+        self.highest = made.highest
+        found = made.work(shards.tables, shards.batch, shards.caches)
         x, used = found.inputs, np.bincount(shards.row, minlength=len(found.unit)) > 0
-        self.members = members
+        self.members = members = members or (MEMBERS if made is Ours else FEWER)
         self.low, self.high = x[used].min(axis=0), x[used].max(axis=0)
         deviation = x[used].std(axis=0)
         self.mean, self.scale = x[used].mean(axis=0), 1 / np.where(deviation > 0, deviation, 1)
@@ -175,6 +187,13 @@ class OurNet(nn.Module):
         with torch.no_grad():
             self.table1.weight.mul_(0.3)
             self.table1.bias.copy_(tensor(np.log(np.expm1(scale))))
+            if self.highest < HIGHEST:  # ramps, spread over the data
+                self.factor0.weight.mul_(2).sub_(1.0 + math.log(self.totals.shape[1] / 6))
+                self.factor0.bias.uniform_(-6.0, 1.0)
+                self.factor1.weight.sub_(3.5)
+                self.factor1.bias.fill_(0.7)
+                self.fixed.fill_(15.0)
+                return
             self.factor0.weight.sub_(1.5)
             self.factor0.bias.uniform_(-3.0, 0.5)
             self.factor1.weight.sub_(4.0)
@@ -190,20 +209,14 @@ class OurNet(nn.Module):
     def decode(self, sums: Tensor) -> Tensor:
         """Cost of sums, (M, B, totals + 2) -> (M, B, 2) forward and backward ms."""
         roots = (sums[..., :-2] + ROOT_OFFSET) ** 0.25
-        hidden = F.relu(roots @ F.softplus(self.factor0.weight) + self.factor0.bias)
+        hidden = F.relu(roots @ F.softplus(self.factor0.weight) + self.factor0.bias).clamp(max=self.highest)
         factor = hidden @ F.softplus(self.factor1.weight) + self.factor1.bias
         fixed = 10 * F.softplus(self.fixed)
         return factor.clamp(min=LOWEST_FACTOR) * (sums[..., -2:] + fixed) / 1e3
 
     def loss(self, sums: Tensor, times: Tensor) -> Tensor:
-        """Huber's error of the logarithms of both passes and of their sum, (M, B)."""
-        predicted = self.decode(sums)
-        gap = torch.log(predicted) - torch.log(times)
-        whole = torch.log(predicted.sum(-1)) - torch.log(times.sum(-1))
-        huber = F.smooth_l1_loss(gap, torch.zeros_like(gap), beta=0.1, reduction="none")
-        return huber @ torch.tensor([0.2, 0.3]) + F.smooth_l1_loss(
-            whole, torch.zeros_like(whole), beta=0.1, reduction="none"
-        )
+        """What `error_of_logs` tells, (M, B)."""
+        return error_of_logs(self.decode(sums), times)
 
     def export(self) -> dict[str, np.ndarray]:
         """Tensors of `networks.Ours`."""
@@ -215,6 +228,21 @@ class OurNet(nn.Module):
             out[f"{name}/bias"] = _array(layer.bias)[:, 0]
         out["fixed"] = _array(10 * F.softplus(self.fixed))[:, 0]
         return out
+
+
+def error_of_logs(predicted: Tensor, times: Tensor) -> Tensor:
+    """Huber's error of the logarithms of both passes and of their sum, ms (M, B, 2) -> (M, B)."""
+    gap = _log(predicted) - torch.log(times)
+    whole = _log(predicted.sum(-1)) - torch.log(times.sum(-1))
+    huber = F.smooth_l1_loss(gap, torch.zeros_like(gap), beta=0.1, reduction="none")
+    return huber @ torch.tensor([0.2, 0.3]) + F.smooth_l1_loss(
+        whole, torch.zeros_like(whole), beta=0.1, reduction="none"
+    )
+
+
+def _log(ms: Tensor) -> Tensor:
+    """The logarithm, and a straight line on from it where a network says less than `LEAST_MS`, or below 0."""
+    return torch.where(ms > LEAST_MS, torch.log(ms.clamp(min=LEAST_MS)), ms / LEAST_MS - 1 + math.log(LEAST_MS))
 
 
 def _array(parameter: Tensor) -> np.ndarray:
@@ -242,15 +270,17 @@ def fit(
     # the order of sums, and so the result, must not depend on the machine; nor may a fit disturb its caller
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        ours = ARCHITECTURES[architecture] is Ours
-        net: Net = OurNet(shards, architecture) if ours else PublishedNet(shards, ARCHITECTURES[architecture], without)
+        made = ARCHITECTURES[architecture]
+        ours, of_logs = isinstance(made, type), architecture in OF_LOGS
+        net: Net = OurNet(shards, architecture) if ours else PublishedNet(shards, made, without, of_logs)
         held = _held_out(shards, net.members, seed)
-        epochs = _train(net, shards, held, settings or (OURS if ours else PUBLISHED), seed, tell)
-        found = _calibrate(net, shards, held)
+        effort = settings or effort_of(architecture)
+        epochs = _train(net, shards, held, effort, seed, tell)
+        found = _calibrate(net, shards, held, effort.model_error < math.inf)
     tensors = net.export() | {"ranges": bounds(shards.tables), "sigma": np.array(found.pop("sigma"))}
     card = {
         "architecture": architecture,
-        "features": list(Ours.inputs if ours else Published.inputs),
+        "features": list(made.inputs if ours else Published.inputs),
         "without": without,
         "batch": shards.batch,
         "shards": len(shards),
@@ -264,6 +294,14 @@ def fit(
     if shards.caches != features.Caches():
         card["caches"] = asdict(shards.caches)
     return Weights(tensors, card)
+
+
+def effort_of(architecture: str) -> Fitting:
+    """The effort that an architecture is fitted with unless told."""
+    made = ARCHITECTURES[architecture]
+    if not isinstance(made, type):
+        return PUBLISHED
+    return OURS if made is Ours else PHYSICS
 
 
 @dataclass
@@ -297,7 +335,8 @@ def _train(net: Net, shards: Shards, held: Tensor, settings: Fitting, seed: int,
     optimizer = torch.optim.Adam(net.parameters(), settings.learning_rate)
     generator = torch.Generator().manual_seed(seed)
     batches = _Batches(shards)
-    learns = (~held).float()
+    worth = torch.from_numpy(1 / (1 + (shards.noise / settings.model_error) ** 2)).float()
+    learns = (~held).float() * worth
     best = _Best(torch.full((net.members,), math.inf), torch.zeros(net.members, dtype=torch.long))
     for epoch in range(settings.epochs):
         for group in optimizer.param_groups:
@@ -312,7 +351,7 @@ def _train(net: Net, shards: Shards, held: Tensor, settings: Fitting, seed: int,
             optimizer.step()
         with torch.no_grad():
             losses = torch.cat([net.loss(batches.sums(net, p), batches.times[p]) for p in batches.everything], 1)
-        mean = (losses * held).sum(1) / held.sum(1)
+        mean = (losses * held * worth).sum(1) / (held * worth).sum(1)
         best.update(net, mean, epoch)
         if tell:
             tell(epoch + 1, settings.epochs, float(best.loss.mean()))
@@ -365,8 +404,12 @@ class _Batches:
         return (comm_gap**2).mean() + (cost_gap**2).mean()
 
 
-def _calibrate(net: Net, shards: Shards, held: Tensor) -> dict[str, Any]:
-    """Errors on shards with held-out tables, each by a member that held them out, and what spread explains them."""
+def _calibrate(net: Net, shards: Shards, held: Tensor, noise_apart: bool) -> dict[str, Any]:
+    """Errors on shards with held-out tables, each by a member that held them out, and what spread explains them.
+
+    `noise_apart`: without the noise of the measurements, which no plan takes longer for, and of the longer half of the
+    shards, as a plan's slowest devices are.
+    """
     batches = _Batches(shards)
     with torch.no_grad():
         times = torch.cat([net.decode(batches.sums(net, p)) for p in batches.everything], 1).clamp(min=1e-6)
@@ -376,7 +419,9 @@ def _calibrate(net: Net, shards: Shards, held: Tensor) -> dict[str, Any]:
     member, shard = np.nonzero(held.numpy())
     ratio = measured[shard] / predicted[member, shard] - 1
     # the variance that must come on top of the members' for 90 % to lie inside
-    extra = np.quantile((ratio / NORMAL_90) ** 2 - spread[shard] ** 2, 0.9)
+    known = spread[shard] ** 2 + (shards.noise[shard] ** 2 if noise_apart else 0)
+    counted = measured[shard] >= (np.median(measured) if noise_apart else 0)
+    extra = np.quantile(((ratio / NORMAL_90) ** 2 - known)[counted], 0.9)
     sigma = math.sqrt(max(float(extra), 1e-6))
     return errors(predicted[member, shard], measured[shard]) | {"shards": len(shard), "sigma": sigma}
 
@@ -391,8 +436,10 @@ def _tell(epoch: int, epochs: int, loss: float) -> None:
 
 def write(options: argparse.Namespace) -> None:
     """Fit, and write the weights with their card."""
-    measured = _joined(options.data, options.pace)
-    settings = OURS if ARCHITECTURES[options.architecture] is Ours else PUBLISHED
+    measured = _joined(options.data, options.pace, options.trend)
+    if options.pools:
+        measured = of_pools(measured, options.pools)
+    settings = effort_of(options.architecture)
     if options.epochs:
         settings = replace(settings, epochs=options.epochs)
     weights = fit(measured, options.architecture, options.seed, settings, tell=_tell)
@@ -428,18 +475,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--pace", type=Path, help="a campaign that shares shards with each of --data: its pace is taken"
     )
+    parser.add_argument("--trend", help="id or file of a fit by which drift is seen and taken out; needs --pace")
+    parser.add_argument("--pools", nargs="+", help="fit only shards of these pools; default all")
     parser.add_argument("--epochs", type=int, help="default: 200 of ours, 300 of the published networks")
     parser.add_argument("--out", type=Path, required=True)
     return commands.run(parser, write, given)
 
 
-def _joined(paths: Sequence[Path], reference: Path | None) -> Measurements:
-    """Measurements of files, and of every .npz in folders, at the pace of the reference if there is one."""
+def _joined(paths: Sequence[Path], reference: Path | None, trend: str | None) -> Measurements:
+    """Measurements of files, and of every .npz in folders, at the pace of the reference if there is one.
+
+    `trend` is the fit by which the drift of their campaigns is seen.
+    """
     files = [file for path in paths for file in (sorted(path.glob("*.npz")) if path.is_dir() else [path])]
     if not files:
         raise InvalidPool(f"no measurements (.npz) in {', '.join(map(str, paths))}")
     parts = [Measurements.load(file) for file in files]
-    return Measurements.concat(parts if reference is None else at_pace_of(Measurements.load(reference), parts))
+    if reference is None:
+        if trend:
+            raise InvalidPool("--trend needs --pace: a level is not known without shards measured again")
+        return Measurements.concat(parts)
+    common = Measurements.load(reference)
+    if not trend:
+        return Measurements.concat(at_pace_of(common, parts))
+    predict = predicted_by(simulators.make(trend))
+    return Measurements.concat([settled(part, common, predict) for part in parts])
 
 
 if __name__ == "__main__":

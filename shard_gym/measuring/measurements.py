@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,13 @@ import numpy as np
 from shard_gym.errors import CorruptFile, InvalidPool, UnknownName
 from shard_gym.records.files import write_whole
 from shard_gym.records.guard import arrays_of, guarded, parsed_json
+from shard_gym.simulators.lookups import blocks
 from shard_gym.tables.metasyn import load_metasyn
 from shard_gym.tables.pool import TablePool
 
 SCHEMA = "shard-gym/measurements/1"
 SCHEMA_2 = "shard-gym/measurements/2"  # of those that say who measured each shard, and when
+SCHEMA_3 = "shard-gym/measurements/3"  # and how long each run took
 KINDS = ("single", "random", "light", "heavy", "searched", "repeat")
 _PER_SHARD = {
     "pool": np.uint8,
@@ -40,9 +43,15 @@ _PER_SHARD = {
 _PER_TABLE = {"table": np.int32, "dim": np.int16}
 COLUMNS = {"offsets": np.int64, **_PER_TABLE, **_PER_SHARD}
 WHEN = {"worker": np.int16, "at": np.float64}
+RUNS = {"run_ms": np.float32}
+_COLUMNS_OF = {SCHEMA: COLUMNS, SCHEMA_2: COLUMNS | WHEN, SCHEMA_3: COLUMNS | WHEN | RUNS}
 UNKNOWN = {"worker": -1, "at": np.nan}
 SETTINGS = ("batch", "dtype", "optimizer", "clock", "statistic")  # that two campaigns must share to have one pace
+MIN_SIZES = 200  # and for their paces to be compared by size
+ROUNDS, LEAST_OFF = 30, 1e-3  # of a fit of least absolute deviations
 MIN_SHARED = 20  # shards that two campaigns must both hold for their paces to be compared
+CUTS = (1, 2, 4, 8)  # blocks that the rows of a table are cut into, in pools whose names end on BLOCKS
+BLOCKS = "_rows"
 NORMAL_MEDIAN = 0.6745  # of the absolute value of a standard normal
 
 
@@ -64,13 +73,18 @@ class Measurements:
     card: dict[str, Any] = field(default_factory=dict)
     worker: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (S,) int16, process that measured it; -1: unknown
     at: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (S,) float64, seconds since the first; NaN: unknown
+    run_ms: np.ndarray = field(
+        default_factory=lambda: np.zeros(0)
+    )  # (S, R, 2) float32, passes of each run; R 0: unknown
 
     @guarded("measurements", InvalidPool)
     def __post_init__(self) -> None:
         for column, unknown in UNKNOWN.items():
             if not len(getattr(self, column)):
                 object.__setattr__(self, column, np.full(len(self), unknown))
-        for column, dtype in (COLUMNS | WHEN).items():
+        if not self.run_ms.size:
+            object.__setattr__(self, "run_ms", np.zeros((len(self), 0, 2)))
+        for column, dtype in _COLUMNS_OF[SCHEMA_3].items():
             array = np.array(getattr(self, column), dtype)
             array.setflags(write=False)
             object.__setattr__(self, column, array)
@@ -83,7 +97,9 @@ class Measurements:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Measurements):
             return NotImplemented
-        columns = all(np.array_equal(getattr(self, c), getattr(other, c), equal_nan=True) for c in COLUMNS | WHEN)
+        columns = all(
+            np.array_equal(getattr(self, c), getattr(other, c), equal_nan=True) for c in _COLUMNS_OF[SCHEMA_3]
+        )
         return columns and self.pools == other.pools and self.card == other.card
 
     __hash__ = None  # type: ignore[assignment]  # data, not a key; `content_hash` names it
@@ -110,12 +126,14 @@ class Measurements:
 
     @property
     def _schema(self) -> str:
+        if self.run_ms.shape[1]:
+            return SCHEMA_3
         return SCHEMA if (self.worker == UNKNOWN["worker"]).all() else SCHEMA_2
 
     @property
     def _columns(self) -> tuple[str, ...]:
         """Columns that a file of these measurements has."""
-        return tuple(COLUMNS if self._schema == SCHEMA else COLUMNS | WHEN)
+        return tuple(_COLUMNS_OF[self._schema])
 
     def tables(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """Tables and dims of shard i."""
@@ -140,7 +158,7 @@ class Measurements:
         sizes = self.tables_per_shard[picked]
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         inside = np.arange(offsets[-1]) - np.repeat(offsets[:-1] - self.offsets[picked], sizes)
-        columns: dict[str, Any] = {c: getattr(self, c)[picked] for c in _PER_SHARD | WHEN}
+        columns: dict[str, Any] = {c: getattr(self, c)[picked] for c in _PER_SHARD | WHEN | RUNS}
         columns |= {c: getattr(self, c)[inside] for c in _PER_TABLE}
         return Measurements(offsets, **columns, pools=self.pools, card=self.card)
 
@@ -153,6 +171,8 @@ class Measurements:
         columns: dict[str, Any] = {
             c: np.concatenate([getattr(part, c) for part in parts]) for c in (*_PER_SHARD, *WHEN, *_PER_TABLE)
         }
+        if len({part.run_ms.shape[1] for part in parts}) == 1:  # runs are kept where all have as many
+            columns["run_ms"] = np.concatenate([part.run_ms for part in parts])
         renumbered = [np.array([pools.index(n) for n in part.pools], np.uint8)[part.pool] for part in parts]
         columns["pool"] = np.concatenate(renumbered)
         sizes = np.concatenate([part.tables_per_shard for part in parts])
@@ -198,9 +218,9 @@ class Measurements:
         with guarded(f"{path} is not a whole file of measurements"):
             data = arrays_of(path)
             head = parsed_json(str(data["card"]), f"{path}: its card is not JSON")
-            if head["schema"] not in (SCHEMA, SCHEMA_2):
-                raise CorruptFile(f"{path} has schema {head['schema']}, expected {SCHEMA} or {SCHEMA_2}")
-            columns = {c: data[c] for c in (COLUMNS if head["schema"] == SCHEMA else COLUMNS | WHEN)}
+            if head["schema"] not in _COLUMNS_OF:
+                raise CorruptFile(f"{path} has schema {head['schema']}, expected {' or '.join(_COLUMNS_OF)}")
+            columns = {c: data[c] for c in _COLUMNS_OF[head["schema"]]}
             loaded = cls(**columns, pools=tuple(head["pools"]), card=head["card"])
             written = str(data["hash"])
         if loaded.content_hash != written:
@@ -208,12 +228,27 @@ class Measurements:
         return loaded
 
 
+@cache
 def pool_named(name: str) -> TablePool:
-    """The frozen pool of a name such as "metasyn_0_856"."""
-    found = re.fullmatch(r"metasyn_(\d+)_(\d+)", name)
+    """The frozen pool of a name such as "metasyn_0_856"; with "_rows" behind it, blocks of rows too."""
+    found = re.fullmatch(rf"metasyn_(\d+)_(\d+)({BLOCKS})?", name)
     if not found:
-        raise InvalidPool(f"no pool is called {name!r}; names look like metasyn_0_856 (seed, tables)")
-    return load_metasyn(int(found[1]), int(found[2]))
+        raise InvalidPool(
+            f"no pool is called {name!r}; names look like metasyn_0_856 (seed, tables), metasyn_0_856_rows"
+        )
+    pool = load_metasyn(int(found[1]), int(found[2]))
+    return with_blocks(pool) if found[3] else pool
+
+
+def with_blocks(pool: TablePool) -> TablePool:
+    """Tables of a pool, then blocks of a half, a quarter and an eighth of each table's rows, as row-wise makes them.
+
+    Table t of N is t, N + t, 2 N + t and 3 N + t.
+    """
+    many = pool.take(np.tile(np.arange(len(pool)), len(CUTS)))
+    cuts = np.repeat(CUTS, len(pool))
+    names = tuple(f"{name}/{cut}" if cut > 1 else name for name, cut in zip(many.name, cuts, strict=True))
+    return blocks(many, -(-many.rows // cuts)).with_(name=names)
 
 
 def groups(m: Measurements) -> dict[Any, list[int]]:
@@ -254,6 +289,28 @@ def merged(m: Measurements) -> Measurements:
     return replace(once, forward_ms=forward, backward_ms=backward)
 
 
+def combined(m: Measurements, lowest: int = 3) -> Measurements:
+    """Each distinct shard once, at the mean of the lowest runs of all its visits; spreads are between the visits.
+
+    Other work on the machine only ever adds to a time, and comes and goes: the lowest times are nearest the shard's.
+    """
+    if not m.run_ms.shape[1]:
+        raise InvalidPool("these measurements do not tell the time of each run")
+    found = groups(m)
+    once = m.take([visits[0] for visits in found.values()])
+    means, spreads = np.zeros((2, len(once), 2))
+    for i, visits in enumerate(found.values()):
+        runs = m.run_ms[visits].reshape(-1, 2)
+        means[i] = runs[np.argsort(runs.sum(axis=1))[:lowest]].mean(axis=0)
+        spreads[i] = m.run_ms[visits].min(axis=1).std(axis=0, ddof=1) if len(visits) > 1 else np.nan
+    spreads = np.where(np.isnan(spreads), np.nanmax(spreads / means, initial=0.0) * means, spreads)
+    columns = {"forward_ms": means[:, 0], "backward_ms": means[:, 1]}
+    columns |= {"forward_spread": spreads[:, 0], "backward_spread": spreads[:, 1]}
+    unknown = {name: np.full(len(once), value) for name, value in UNKNOWN.items()}
+    card = m.card | {"combined": {"lowest": lowest, "visits": max(map(len, found.values()))}}
+    return replace(once, card=card, run_ms=np.zeros(0), **columns, **unknown)
+
+
 def pace(m: Measurements, reference: Measurements) -> float:
     """Time over that of the reference: the median over the shards that both hold."""
     known, ours = (_mean_times(part) for part in (reference, m))
@@ -275,10 +332,34 @@ def at_pace_of(reference: Measurements, parts: Sequence[Measurements]) -> list[M
     found = []
     for m in parts:
         factor = pace(m, reference)
-        columns = ("forward_ms", "backward_ms", "forward_spread", "backward_spread")
         card = m.card | {"pace": factor, "pace_of": reference.content_hash}
-        found.append(replace(m, card=card, **{c: getattr(m, c) / np.float32(factor) for c in columns}))
+        found.append(replace(at_pace(m, factor), card=card))
     return found
+
+
+def pace_by_size(m: Measurements, reference: Measurements) -> tuple[float, float]:
+    """Level and slope of the logarithm of the pace against that of a shard's ms in `m`, by the shards that both hold.
+
+    A machine with busy neighbours is slower for small shards than for large ones. Least absolute deviations.
+    """
+    known, ours = (_mean_times(part) for part in (reference, m))
+    shared = [key for key in ours if key in known]
+    if len(shared) < MIN_SIZES:
+        raise InvalidPool(f"{len(shared)} shards are in both campaigns, their pace by size needs {MIN_SIZES}")
+    size = np.log([ours[key] for key in shared])
+    off = size - np.log([known[key] for key in shared])
+    sides, weight = np.column_stack([np.ones(len(size)), size]), np.ones(len(size))
+    for _ in range(ROUNDS):
+        line = np.linalg.lstsq(sides * weight[:, None], off * weight, rcond=None)[0]
+        weight = 1 / np.sqrt(np.maximum(abs(off - sides @ line), LEAST_OFF))
+    return float(line[0]), float(line[1])
+
+
+def at_pace(m: Measurements, factor: np.ndarray | float) -> Measurements:
+    """All times divided by one factor, or by one of each shard."""
+    by = np.asarray(factor, np.float32)
+    columns = {c: getattr(m, c) / by for c in ("forward_ms", "backward_ms", "forward_spread", "backward_spread")}
+    return replace(m, run_ms=(m.run_ms.T / by).T, **columns)
 
 
 def _card_json(m: Measurements) -> str:
@@ -294,12 +375,14 @@ def _check(m: Measurements) -> None:
             shape = (tables,) if f.name in _PER_TABLE else (shards,)
             if getattr(m, f.name).shape != shape:
                 raise InvalidPool(f"column {f.name} has shape {getattr(m, f.name).shape}, expected {shape}")
+    if m.run_ms.ndim != 3 or m.run_ms.shape[::2] != (shards, 2):
+        raise InvalidPool(f"column run_ms has shape {m.run_ms.shape}, expected ({shards}, runs, 2)")
     rules = {
         f"pool must be below {len(m.pools)}, the number of pools": m.pool >= len(m.pools),
         f"kind must be below {len(KINDS)}": m.kind >= len(KINDS),
         "table must not be negative": m.table < 0,
         "dim must be at least 1": m.dim < 1,
-        "times must not be negative": (m.forward_ms < 0) | (m.backward_ms < 0),
+        "times must not be negative": (m.forward_ms < 0) | (m.backward_ms < 0) | (m.run_ms < 0).any(axis=(1, 2)),
     }
     for rule, broken in rules.items():
         if broken.any():

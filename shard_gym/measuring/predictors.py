@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from shard_gym import simulators
-from shard_gym.errors import InvalidPool
-from shard_gym.measuring.measurements import Measurements, pool_named
+from shard_gym.errors import InvalidPool, SimulatorError
+from shard_gym.measuring.measurements import BLOCKS, Measurements, pool_named
 from shard_gym.simulators import FastSimulator, features
 from shard_gym.tables.pool import TablePool
 from shard_gym.task.task import Task
@@ -18,6 +18,7 @@ from shard_gym.task.task import Task
 FOLDS = 20  # tables are dealt to so many folds; one of them is held out for early stopping
 ROOFLINE = "roofline:h100-v1"  # any preset: one factor is fitted, and what counts are the proportions
 NORMAL_90 = 1.6449  # standard deviations on either side that hold 90 % of a normal distribution
+NOISE = ((0.011, 0.035), (0.02, 0.06))  # spread of a measurement's runs, and how far it is off: from pairs of one shard
 SIZES = ((1, 1), (2, 3), (4, 7), (8, 11), (12, 16))  # tables of a shard, both included
 COLUMNS = {
     "MAE, ms": ("mae_ms", ".2f"),
@@ -38,6 +39,7 @@ class Shards:
     shard: np.ndarray  # (M,) of which shard, ascending
     origin: np.ndarray  # (M,) which table of all pools, whatever its dim
     times: np.ndarray  # (S, 2) forward and backward ms
+    noise: np.ndarray  # (S,) relative deviation of a measurement, by the spread of its runs
     card: dict[str, Any]  # of the measurements
     caches: features.Caches  # of the hardware they were made on
 
@@ -71,11 +73,33 @@ def shards_of(measured: Measurements) -> Shards:
     shard = np.repeat(np.arange(len(m)), m.tables_per_shard)
     keys = np.column_stack([m.pool[shard], m.table, m.dim]).astype(np.int64)
     distinct, row = np.unique(keys, axis=0, return_inverse=True)
-    origin = keys[:, 0] * 2**32 + keys[:, 1]
+    origin = _origins(m.pools, keys[:, 0], keys[:, 1])
     times = np.column_stack([m.forward_ms, m.backward_ms]).astype(np.float64)
     return Shards(
-        _joined(m.pools, distinct), batch_of(m.card), row.ravel(), shard, origin, times, m.card, caches_of(m.card)
+        tables=_joined(m.pools, distinct),
+        batch=batch_of(m.card),
+        row=row.ravel(),
+        shard=shard,
+        origin=origin,
+        times=times,
+        noise=noise_of(m),
+        card=m.card,
+        caches=caches_of(m.card),
     )
+
+
+def noise_of(measured: Measurements) -> np.ndarray:
+    """Relative deviation of each measurement, (S,): the wider its runs are spread, the less it is worth."""
+    spread = np.hypot(measured.forward_spread, measured.backward_spread) / measured.total_ms
+    return np.interp(spread, *NOISE)
+
+
+def _origins(pools: tuple[str, ...], pool: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """One number for each table of all pools; a block of rows has that of its table."""
+    whole = [name.removesuffix(BLOCKS) for name in pools]
+    base = np.array([whole.index(name) for name in whole])[pool]
+    tables = np.array([len(pool_named(name)) for name in whole])[pool]
+    return base * 2**32 + table % tables
 
 
 def batch_of(card: dict[str, Any]) -> int:
@@ -140,6 +164,20 @@ def by_simulator(simulator: FastSimulator) -> Predictor:
         return Predicted(latency.compute[:, 0], None if latency.spread is None else latency.spread[:, 0])
 
     return predict
+
+
+def predicted_by(simulator: simulators.Simulator) -> Callable[[Measurements], np.ndarray]:
+    """What a fast simulator says of every shard, measured or not, ms (S,)."""
+    if not isinstance(simulator, FastSimulator):
+        raise SimulatorError(f"{simulator} does not predict shards from sums: give a fit or a roofline")
+    predict = by_simulator(simulator)
+    return lambda measured: predict(shards_of(measured)).ms
+
+
+def of_pools(measured: Measurements, pools: Sequence[str]) -> Measurements:
+    """The shards of these pools, and of the blocks of their tables."""
+    kept = np.array([name.removesuffix(BLOCKS) in pools for name in measured.pools])
+    return measured.take(kept[measured.pool])
 
 
 def by_single_tables(simulator: FastSimulator) -> Predictor:

@@ -75,14 +75,18 @@ def sectors(row_bytes: np.ndarray) -> np.ndarray:
 
 def smaller_tables(task: Task, shards: Shards) -> TablePool:
     """Shards as tables of their own rows and columns, with their share of the lookups; an empty block as one row."""
-    tables = task.tables.take(shards.table).with_(dim=shards.dim.astype(np.int32))
-    if (shards.rows == tables.rows).all():
+    return blocks(task.tables.take(shards.table).with_(dim=shards.dim.astype(np.int32)), shards.rows)
+
+
+def blocks(tables: TablePool, rows: np.ndarray) -> TablePool:
+    """Blocks of so many rows of tables, (N,), as tables with their share of the lookups."""
+    if (rows == tables.rows).all():
         return tables
-    share = (shards.rows / tables.rows)[:, None]
+    share = (rows / tables.rows)[:, None]
     touched, looked_up = _whole_rows(*(np.rint(counts * share).astype(np.int64) for counts in tables.use_counts()))
     distinct, lookups = touched.sum(axis=1), looked_up.sum(axis=1)
     return tables.with_(
-        rows=np.maximum(shards.rows, np.maximum(distinct, 1)),  # each bin's rows are rounded
+        rows=np.maximum(rows, np.maximum(distinct, 1)),  # each bin's rows are rounded
         pooling=lookups / tables.reference_batch,
         distinct=distinct,
         uses=touched / np.maximum(distinct, 1)[:, None],

@@ -176,11 +176,13 @@ class Ours:
     one more table never makes a shard cheaper, so that search finds no such mistake to build on.
     """
 
-    inputs = features.INPUTS
+    inputs, amounts = features.INPUTS, features.TOTALS
+    highest = HIGHEST  # units of the factor stop here
+    work = staticmethod(features.work)
 
     def __init__(self, tensors: dict[str, np.ndarray], caches: features.Caches) -> None:
         self.t, self.caches = tensors, caches
-        self.members, self.totals = len(tensors["fixed"]), len(features.TOTALS)
+        self.members, self.totals = len(tensors["fixed"]), len(self.amounts)
         self.width = self.totals + 2 * self.members
         first, fixed = np.full(self.totals, ROOT_OFFSET), tensors["fixed"].ravel()
         self.added = np.concatenate([first, fixed])[:, None]  # to a shard's columns, (width, 1)
@@ -195,12 +197,12 @@ class Ours:
     def model(self, sigma: float) -> np.ndarray:
         """The numbers as the compiled core reads them, with the error that members share."""
         units = self.units.reshape(self.members, -1, 1 + self.totals)[:, :-1]
-        sizes = [self.members, self.totals, units.shape[1], 1e3, sigma]
+        sizes = [self.members, self.totals, units.shape[1], 1e3, sigma, self.highest]
         return np.concatenate([sizes, self.added.ravel(), units.ravel(), self.factor.ravel()])
 
     def embed(self, tables: TablePool, batch: int) -> np.ndarray:
         """Totals in multiples of an average table's, then each member's forward and backward microseconds."""
-        t, found = self.t, features.work(tables, batch, self.caches)
+        t, found = self.t, self.work(tables, batch, self.caches)
         scaled = (np.clip(found.inputs, t["low"], t["high"]) - t["mean"]) * t["scale"]
         hidden = on_grid(scaled) @ t["table/0/weight"]  # (M, N, T)
         hidden += t["table/0/bias"][:, None]
@@ -229,7 +231,7 @@ class Ours:
         roots *= GRAIN**4
         np.rint(np.sqrt(np.sqrt(roots, out=roots), out=roots), out=roots)
         hidden = self.units @ roots
-        np.rint(hidden.clip(0.0, HIGHEST * GRAIN, out=hidden), out=hidden)  # the method is faster than np.clip
+        np.rint(hidden.clip(0.0, self.highest * GRAIN, out=hidden), out=hidden)  # the method is faster than np.clip
         passes = self.factor @ hidden.reshape(self.members, self.factor.shape[2], len(sums))  # (M, 2, S)
         passes.clip(LOWEST_FACTOR * GRAIN, HIGHEST * GRAIN, out=passes)
         passes *= base
@@ -238,7 +240,16 @@ class Ours:
     def factors(self, own: int) -> Factors:
         """The weights that follow the sums; `own` columns of a shard's sum come before the network's."""
         hidden, out = (self.t[f"factor/{layer}/weight"] for layer in (0, 1))
-        return Factors(own, self.t["fixed"], hidden, self.t["factor/0/bias"], out, self.t["factor/1/bias"])
+        biases = (self.t[f"factor/{layer}/bias"] for layer in (0, 1))
+        return Factors(own, self.t["fixed"], hidden, next(biases), out, next(biases), self.highest)
+
+
+class Physics(Ours):
+    """The same with units that stop growing, as misses of a cache do once nothing fits it, and more of the physics."""
+
+    inputs, amounts = features.PHYSICS_INPUTS, features.PHYSICS_TOTALS
+    highest = 1.0
+    work = staticmethod(features.physics)
 
 
 def _mean(passes: np.ndarray) -> np.ndarray:
@@ -265,11 +276,15 @@ def _mean_and_spread(passes: np.ndarray) -> np.ndarray:
     return out
 
 
+OF_LOGS = ("autoshard-log",)  # published networks that are fitted by the loss of ours
 ARCHITECTURES: dict[str, Any] = {
     "ours": Ours,
     "ours-wide": Ours,  # more units: what judges are fitted with
+    "physics": Physics,
+    "physics-wide": Physics,
     "autoshard": ("forward", "backward"),
     "autoshard-total": ("total",),
+    "autoshard-log": ("forward", "backward"),
     "dreamshard": ("forward", "backward", "comm"),
 }
 
@@ -280,13 +295,17 @@ def make_network(weights: Weights) -> Published | Ours:
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise UnknownName("architecture", name, ARCHITECTURES)
     made = ARCHITECTURES[name]
-    expected = list(made.inputs if made is Ours else Published.inputs)
+    ours = isinstance(made, type)
+    expected = list(made.inputs if ours else Published.inputs)
     if weights.card.get("features") != expected:
         raise CorruptFile(f"weights of {name} expect features {weights.card.get('features')}, here they are {expected}")
-    _check_tensors(name, weights.tensors, OURS if made is Ours else published_shapes(made))
+    if ours:
+        _check_tensors(name, weights.tensors, OURS, {"I": len(made.inputs), "T": len(made.amounts)})
+    else:
+        _check_tensors(name, weights.tensors, published_shapes(made), {})
     with guarded(f"weights of {name}"):
         caches = features.Caches.of(weights.card.get("caches", {}))
-        return Ours(weights.tensors, caches) if made is Ours else Published(weights.tensors, made)
+        return made(weights.tensors, caches) if ours else Published(weights.tensors, made)
 
 
 # Shapes of tensors, a letter a dimension: inputs, totals, features, members, ranges and whatever else must be equal.
@@ -296,7 +315,7 @@ OURS = {
     **{"factor/0/weight": "MTU", "factor/0/bias": "MU", "factor/1/weight": "MU2", "factor/1/bias": "M2"},
     **{"totals_scale": "T", "fixed": "M2", "sigma": "", "ranges": "3R"},
 }
-_SIZES = {"I": len(features.INPUTS), "T": len(features.TOTALS), "F": len(FEATURES), "R": len(features.RANGES)}
+_SIZES = {"F": len(FEATURES), "R": len(features.RANGES)}
 NOT_NEGATIVE = {"totals_scale", "fixed", "factor/0/weight", "factor/1/weight", "sigma", "forward_share"}
 LARGEST = 2.0**40  # of a weight: what networks make of it stays finite
 
@@ -310,9 +329,9 @@ def published_shapes(heads: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _check_tensors(name: str, tensors: dict[str, np.ndarray], shapes: dict[str, str]) -> None:
+def _check_tensors(name: str, tensors: dict[str, np.ndarray], shapes: dict[str, str], known: dict[str, int]) -> None:
     """Refuse tensors of other shapes than the network's, and numbers that would make costs none."""
-    sizes = dict(_SIZES)
+    sizes = _SIZES | known
     for tensor, letters in shapes.items():
         if tensor not in tensors:
             raise CorruptFile(f"weights of {name} lack the tensor {tensor!r}: fit them again")

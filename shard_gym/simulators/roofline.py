@@ -66,7 +66,7 @@ class Roofline(FastSimulator):
     def __init__(self, hardware: Hardware, version: int = 1) -> None:
         self.hardware = hardware
         self.id = f"roofline:{hardware.name}-v{version}"
-        self.model = np.array([0.0, 0.0, 0.0, 1.0, hardware.launch_us])
+        self.model = np.array([0.0, 0.0, 0.0, 1.0, hardware.launch_us, 0.0])
 
     def embed(self, task: Task) -> np.ndarray:
         """Work of each table in a batch: time at the memory, at the issue units, in the sort; columns; one."""

@@ -19,7 +19,7 @@ from shard_gym.records.commands import count, names, seconds
 from shard_gym.records.escape import plain
 from shard_gym.records.locks import held
 from shard_gym.records.progress import clock
-from shard_gym_agents.leaderboard.arena.flags import add_arena, rules_of
+from shard_gym_agents.leaderboard.arena.flags import add_arena, import_modules, rules_of
 from shard_gym_agents.leaderboard.arena.host import Nursery
 from shard_gym_agents.leaderboard.arena.job import Job
 from shard_gym_agents.leaderboard.forecast import seconds_of
@@ -54,6 +54,7 @@ def main(arguments: Sequence[str], name: str = "shard-gym leaderboard", publishe
 
 
 def _run(options: argparse.Namespace) -> int:
+    import_modules(options.imports)
     jobs = jobs_of(options)
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # workers inherit it
     missing: Missing = {}
@@ -62,7 +63,7 @@ def _run(options: argparse.Namespace) -> int:
     partial = options.out / "partial"
     partial.mkdir(parents=True, exist_ok=True)  # before anybody could see it come
     results = [partial, *options.out.glob("*.jsonl"), ELSEWHERE, options.best_known]
-    nursery = Nursery(rules_of(options, results), (job.agent for job in jobs))
+    nursery = Nursery(rules_of(options, results), (job.agent for job in jobs), jobs)
     arena = Arena(nursery, partial, options.tasks, options.fresh, tuple(options.agent))
     try:
         _tell(f"isolation: {nursery.isolation}" + (f" ({nursery.why})" if nursery.why else ""))

@@ -7,7 +7,6 @@ packages. What a third party's module imports is not in the key: `--fresh` forge
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -15,10 +14,13 @@ from typing import Any
 
 import shard_gym
 import shard_gym_agents
+from shard_gym.errors import CorruptFile
 from shard_gym.records import ledger
 from shard_gym.records.files import json_sha256
+from shard_gym.records.guard import parsed_json
 from shard_gym.results import Result
 from shard_gym_agents.leaderboard.arena.job import Job
+from shard_gym_agents.leaderboard.arena.rules import FULL, LIMITS
 
 
 @dataclass
@@ -69,7 +71,10 @@ def partial_path(job: Job, about: dict[str, Any], folder: Path) -> Path:
 
 def kept_runs(path: Path) -> dict[str, tuple[Result, Watched]]:
     """Runs of an unfinished job, by task hash."""
-    return {result.task: (result, seen) for result, seen in ledger.read(path, _kept)}
+    try:
+        return {result.task: (result, seen) for result, seen in ledger.read(path, _kept, "kept run")}
+    except CorruptFile as error:
+        raise CorruptFile(f"{error}; --fresh runs it again") from error
 
 
 def keep(path: Path, result: Result, seen: Watched) -> None:
@@ -79,8 +84,12 @@ def keep(path: Path, result: Result, seen: Watched) -> None:
 
 def _kept(line: bytes) -> tuple[Result, Watched]:
     """A line of an unfinished job."""
-    told = json.loads(line)
-    return Result.from_json(told["result"]), Watched(**told["watched"])
+    told = parsed_json(line)
+    watched = Watched(**told["watched"])
+    figures = watched.build, watched.wall, watched.cpu, watched.idle, watched.runs
+    if watched.isolation not in ("", FULL, LIMITS) or not all(figure >= 0 for figure in figures):
+        raise ValueError("what was watched is an isolation and numbers of 0 or more")
+    return Result.from_json(told["result"]), watched
 
 
 @cache

@@ -23,7 +23,7 @@ def text(found: Ranking) -> str:
     """The tables for a terminal."""
     lines = [_title(found)]
     for track, rows in _tracks(found):
-        columns = _columns(rows)
+        columns = _columns(rows, found.suite.ranked)
         grid = [list(columns), *([plain(cell(row)) for cell in columns.values()] for row in rows)]
         widths = [max(len(line[i]) for line in grid) for i in range(len(grid[0]))]
         lines += ["", f"track {track}", ""] if track else [""]
@@ -38,12 +38,12 @@ def markdown(found: Ranking, command: str, workers: int, build_limit: float) -> 
     made = f"Made by `{command}` with {packages}; commit {commit_here() or 'unknown'}, benchmark version"
     lines = [f"# {found.suite.name}", "", _title(found) + ".", ""]
     for track, rows in _tracks(found):
-        lines += [f"## {track.capitalize() or 'Not ranked'}", "", *_table(_columns(rows), rows), ""]
+        lines += [f"## {track.capitalize() or 'Not ranked'}", "", *_table(_columns(rows, found.suite.ranked), rows), ""]
     lines += ["## More figures", "", *_table(DETAILS, found.rows), ""]
     told = [f"- {markup_free(row.agent)}: {markup_free(_words(row))}" for row in found.rows if _words(row)]
     lines += [*told, *([""] if told else []), *found.notes, *([""] if found.notes else [])]
     lines += [
-        "Gap is to the best known plan, speedup over the mean random plan; IQM is the mean of the middle half of runs.",
+        f"Gap is to {found.gap_to}, speedup over the mean random plan; IQM is the mean of the middle half of runs.",
         "In brackets: 95 % intervals, by resampling tasks and seeds. Agents share a rank that are feasible as often as",
         "the best of them and are not told apart from it: the interval of the mean difference includes zero.",
         "A run without a feasible plan in time counts as the mean random plan. Tracks are ranked apart.",
@@ -128,11 +128,11 @@ def _plain(value: Callable[[Row], float], form: str) -> Cell:
     return lambda row: "-" if math.isnan(value(row)) else f"{value(row):{form}}"
 
 
-def _columns(rows: Sequence[Row]) -> Columns:
+def _columns(rows: Sequence[Row], ranked: bool) -> Columns:
     """Columns that everybody looks at; mean gaps of several budgets have one each."""
     budgets = sorted({budget for row in rows for budget in row.gap_at})
     return {
-        "rank": lambda row: str(row.standing.rank) if row.standing else "-",
+        "rank": lambda row: str(row.standing.rank) if row.standing and ranked else "-",
         "agent": lambda row: row.agent,
         "feasible": lambda row: f"{row.standing.feasible:.1%}" if row.standing else "-",
         "mean gap": _interval(lambda s: s.gap, GAP),

@@ -109,4 +109,5 @@ def _report(key: str, outcome: Outcome) -> tuple[Board | None, bool]:
         )
     best = load_best(options.best_known / f"{key}.json", judge, ()) if options.page else {}
     plans = {task: Plan.from_dict(entry["plan"]) for task, entry in best.items()}
-    return Board(found, runs, refs, plans, options.command, layout.host()), not unfinished
+    board = Board(found, runs, refs, plans, options.command, layout.host(), found.resolution)
+    return board, not unfinished

@@ -1,4 +1,4 @@
-"""References of each task: random plans, and the best plan that anybody found."""
+"""References of each task: random plans, and the best plan that anybody found, or a frozen one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shard_gym.records.locks import held
 from shard_gym.results import Result
 from shard_gym.results.evaluate import Score, score
 from shard_gym.simulators import FastSimulator, Simulator
-from shard_gym.task.suites import Suite
+from shard_gym.task.suite import BEST_KNOWN, FROZEN_PLAN, Suite
 from shard_gym.task.task import Task
 from shard_gym.torchrec.report import runs
 
@@ -35,11 +35,12 @@ FAST_PLANS, MEASURED_PLANS = 1_000, 10
 
 @dataclass(frozen=True, eq=False)
 class References:
-    """Per task: what a random plan takes on average, and the best known plan; ms, (T,)."""
+    """Per task: what a random plan takes on average, and the plan that gaps are to; ms, (T,)."""
 
     random: np.ndarray
     best: np.ndarray  # NaN where nothing is known
     note: str = ""
+    gap_to: str = BEST_KNOWN
 
 
 def references(suite: Suite, split: str, tasks: int, judge: str, best_known: Path) -> References:
@@ -51,6 +52,8 @@ def references(suite: Suite, split: str, tasks: int, judge: str, best_known: Pat
     except UnknownName:
         random, plans = _drawn(used, simulators.make(judge))
         note = f"The random reference was drawn here, {plans} plans a task: {judge} has no frozen one."
+    if suite.gap_to == FROZEN_PLAN and judge == suite.judge and suite.has_reference_plans(split):
+        return References(random, suite.reference_makespans(split)[: len(used)], note, FROZEN_PLAN)
     known = load_best(best_known / f"{suite.key}.json", judge, used)
     best = np.array([known[t.hash]["makespan"] if t.hash in known else np.nan for t in used])
     return References(random, np.fmin(best, shipped_makespans(suite.key, split, judge, len(used))), note)

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from shard_gym.results import Result
-from shard_gym.task.suites import Suite
+from shard_gym.task.suite import BEST_KNOWN, GROUPS, Suite
 from shard_gym_agents.leaderboard.ranking import Estimate, Sample, Standing, best_of_run, estimate, standings
 from shard_gym_agents.leaderboard.references import References
+from shard_gym_agents.leaderboard.resolution import resolution
 from shard_gym_agents.leaderboard.runs import Judged, Watched
 
 OVERRUN = 1.25  # times the budget that an agent may take before the table says so
@@ -54,6 +55,8 @@ class Ranking:
     tasks: int
     split: str
     notes: tuple[str, ...]
+    gap_to: str = BEST_KNOWN  # what gaps are to
+    resolution: float = 0.0  # means that differ by less cannot be told apart
 
     @property
     def budget(self) -> float | None:
@@ -71,21 +74,40 @@ def ranking(
     budgets: Mapping[float, Runs] | None = None,
 ) -> Ranking:
     """Rank the agents by their runs; `unable` lack something and come last, `budgets` are runs in other time."""
-    samples = [_sample(agent, by_seed) for agent, by_seed in runs.items()]
+    samples = [sample_of(agent, by_seed) for agent, by_seed in runs.items()]
     best = best_of_run(samples, refs.random, refs.best)
     gap_at: dict[str, dict[float, Estimate]] = {agent: {} for agent in runs}
     for budget, others in (budgets or {}).items():
-        for sample in (_sample(*one) for one in others.items() if one[0] in runs):
+        for sample in (sample_of(*one) for one in others.items() if one[0] in runs):
             gap_at[sample.agent][budget] = estimate(sample.gaps(refs.random, best))
-    ranked = standings(samples, refs.random, best)
+    first = next(iter(runs.values()))[0][0][0] if runs else None
+    within = resolution(suite, split, len(best), first and first.judge)
+    ranked = standings(samples, refs.random, best, within)
     rows = tuple(_row(s, runs[s.agent], watched[s.agent], gap_at[s.agent]) for s in ranked)
-    notes = [refs.note] if refs.note else []
+    notes = [*_limits(suite, within), *([refs.note] if refs.note else [])]
     if unknown := int(np.isnan(refs.best).sum()):
-        which = "No best known plans yet" if unknown == len(best) else f"No best known plan for {unknown} tasks"
-        notes.append(f"{which}: gaps there are to the best of this run. --update-best keeps its plans.")
-    if any((s.makespan < refs.best - 1e-9).any() for s in samples):
+        notes.append(_unknown(unknown, len(best), refs.gap_to))
+    if refs.gap_to == BEST_KNOWN and any((s.makespan < refs.best - 1e-9).any() for s in samples):
         notes.append("Some plans beat the best known ones: run with --update-best to keep them.")
-    return Ranking(suite, (*rows, *unable), len(best), split, tuple(notes))
+    return Ranking(suite, (*rows, *unable), len(best), split, tuple(notes), refs.gap_to, within)
+
+
+def _unknown(unknown: int, tasks: int, gap_to: str) -> str:
+    """Say what gaps are to where the plan that they should be to is unknown."""
+    if gap_to != BEST_KNOWN:
+        return f"No frozen reference plan for {unknown} tasks: gaps there are to the best of this run."
+    which = "No best known plans yet" if unknown == tasks else f"No best known plan for {unknown} tasks"
+    return f"{which}: gaps there are to the best of this run. --update-best keeps its plans."
+
+
+def _limits(suite: Suite, within: float) -> list[str]:
+    """Limits of what ranks on a suite tell, in words."""
+    told = [f"This suite is {suite.remark}."] if suite.remark else []
+    if not suite.ranked:
+        told.append(f"Not ranked, this suite is for {GROUPS['scaling']}.")
+    if within:
+        told.append(f"Means that differ by less than {within:.1%} are within the error of the judge, and share a rank.")
+    return told
 
 
 def unable_row(suite: Suite, agent: str, planner: str, judge: str, why: str) -> Row:
@@ -116,7 +138,8 @@ def json_row(row: Row) -> dict[str, Any]:
     return {key: getattr(row, key) for key in head} | figures | watched | words
 
 
-def _sample(agent: str, by_seed: Sequence[Sequence[Judged]]) -> Sample:
+def sample_of(agent: str, by_seed: Sequence[Sequence[Judged]]) -> Sample:
+    """Makespans of an agent's runs, by seed and task."""
     makespan = [[s.makespan if s and s.feasible else np.nan for _, s in runs] for runs in by_seed]
     return Sample(agent, by_seed[0][0][0].track, np.array(makespan, float))
 

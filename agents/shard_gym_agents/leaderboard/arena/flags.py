@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 
+from shard_gym.errors import ShardGymError
 from shard_gym.records.commands import count, seconds
 from shard_gym_agents.leaderboard.arena.rules import FULL, GB, LIMITS, Rules
 
@@ -21,6 +23,8 @@ def add_arena(parser: argparse.ArgumentParser, isolation: str, workers: int) -> 
     add("--isolation", choices=("auto", FULL, LIMITS), default=isolation, help=f"of agents; default {isolation}")
     add("--memory-gb", type=float, metavar="GB", help="of an agent; default the machine's, shared by the workers")
     add("--read", action="append", default=[], metavar="PATH", help="what agents may read beside their own; repeatable")
+    imported = "that registers suites or simulators, here and where agents run; repeatable"
+    add("--import", action="append", default=[], dest="imports", metavar="MODULE", help=imported)
     add("--env", action="append", default=[], metavar="NAME", help="an environment variable to keep; repeatable")
     add("--workers", type=count, default=workers, help=f"agents that run at a time; default {workers}")
     add("--verbose", action="store_true", help="show what agents print, and their tracebacks")
@@ -37,4 +41,14 @@ def rules_of(options: argparse.Namespace, secret: Iterable[Path]) -> Rules:
         readable=tuple(options.read),
         secret=tuple(map(str, secret)),
         verbose=options.verbose,
+        modules=tuple(options.imports),
     )
+
+
+def import_modules(modules: Iterable[str]) -> None:
+    """Import modules that register suites and simulators."""
+    for module in modules:
+        try:
+            import_module(module)
+        except ImportError as error:
+            raise ShardGymError(f"--import {module}: {error}") from error

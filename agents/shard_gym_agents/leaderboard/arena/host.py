@@ -30,7 +30,7 @@ from shard_gym_agents.leaderboard.arena.answers import (
 )
 from shard_gym_agents.leaderboard.arena.frames import Broken, Late, Line
 from shard_gym_agents.leaderboard.arena.job import Job, tasks_of
-from shard_gym_agents.leaderboard.arena.nursery import remove
+from shard_gym_agents.leaderboard.arena.nursery import needs, remove
 from shard_gym_agents.leaderboard.arena.rules import FULL, KEPT, LIMITS, SETTLED, THREADS, Rules, bare, view
 from shard_gym_agents.learners import LEARNERS
 
@@ -62,8 +62,10 @@ class Turn:
 class Nursery:
     """The process that agents are forked from; threads may share it."""
 
-    def __init__(self, rules: Rules, agents: Iterable[str] = ()) -> None:
+    def __init__(self, rules: Rules, agents: Iterable[str] = (), jobs: Iterable[Job] = ()) -> None:
+        """Agents to make ready for, and jobs whose suites and simulators it must know."""
         self.rules, self.lock = rules, threading.Lock()
+        self.needs = sorted({name for job in jobs for name in needs(job)})
         ours = [agent for agent in agents if agent in shard_gym_agents.AGENTS]
         modules = [shard_gym_agents.AGENTS[agent][0].partition(":")[0] for agent in ours]
         modules += [LEARNERS[agent][0] for agent in ours if agent in LEARNERS]
@@ -114,11 +116,15 @@ class Nursery:
         far.close()
         self.line, self.folder = Line(near), ""
         try:
-            self.line.send({"rules": asdict(self.rules), "preload": self.preload, "view": asdict(bare())})
+            greeting = {"rules": asdict(self.rules), "preload": self.preload, "needs": self.needs}
+            self.line.send(greeting | {"view": asdict(bare())})
             told = self.line.receive(TOLD_BYTES, time.monotonic() + START_SECONDS)
         except (Broken, Late) as error:
             self.close()
             raise ShardGymError(f"the process that agents are forked from did not start: {error}") from error
+        if refused := told.get("error"):
+            self.close()
+            raise ShardGymError(refused)
         self.isolation, self.why, self.folder = told["isolation"], told["why"], told["folder"]
         if (self.rules.isolation, self.isolation) == (FULL, LIMITS):
             self.close()
