@@ -31,7 +31,6 @@ from shard_gym.simulators.networks import (
     ARCHITECTURES,
     HIGHEST,
     LOWEST_FACTOR,
-    OF_LOGS,
     ROOT_OFFSET,
     WEIGHT_GRAIN,
     Ours,
@@ -46,7 +45,6 @@ Net: TypeAlias = "OurNet | PublishedNet"
 # Of our networks, per member: units of the table network, and of the correction.
 SIZES = {"ours": (32, 8), "ours-wide": (64, 12), "physics": (64, 12), "physics-wide": (96, 16)}
 MEMBERS, FEWER = 5, 3  # FEWER where each has more units
-LEAST_MS = 0.1
 MIN_SHARDS = 40  # below, nothing can be held out
 Tell = Callable[[int, int, float], None]  # epoch, epochs, held-out loss
 
@@ -105,9 +103,8 @@ class PublishedNet(nn.Module):
 
     members = 1
 
-    def __init__(self, shards: Shards, heads: tuple[str, ...], without: str = "", of_logs: bool = False) -> None:
+    def __init__(self, shards: Shards, heads: tuple[str, ...], without: str = "") -> None:
         super().__init__()
-        self.of_logs = of_logs  # fitted by the loss of ours
         raw = features.published(shards.tables)
         used = np.bincount(shards.row, minlength=len(raw))[:, None] / len(shards.row)
         self.mean, self.scale = np.zeros(raw.shape[1]), np.ones(raw.shape[1])
@@ -140,9 +137,7 @@ class PublishedNet(nn.Module):
         return torch.stack([self.cost("forward", sums), self.cost("backward", sums)], -1)
 
     def loss(self, sums: Tensor, times: Tensor) -> Tensor:
-        """Squared error in ms, or what ours are fitted by, (1, B)."""
-        if self.of_logs:
-            return error_of_logs(self.decode(sums), times)
+        """Squared error in ms, (1, B)."""
         if "total" in self.heads:
             return (self.cost("total", sums) - times.sum(-1)) ** 2
         return ((self.decode(sums) - times) ** 2).sum(-1)
@@ -215,8 +210,14 @@ class OurNet(nn.Module):
         return factor.clamp(min=LOWEST_FACTOR) * (sums[..., -2:] + fixed) / 1e3
 
     def loss(self, sums: Tensor, times: Tensor) -> Tensor:
-        """What `error_of_logs` tells, (M, B)."""
-        return error_of_logs(self.decode(sums), times)
+        """Huber's error of the logarithms of both passes and of their sum, (M, B)."""
+        predicted = self.decode(sums)
+        gap = torch.log(predicted) - torch.log(times)
+        whole = torch.log(predicted.sum(-1)) - torch.log(times.sum(-1))
+        huber = F.smooth_l1_loss(gap, torch.zeros_like(gap), beta=0.1, reduction="none")
+        return huber @ torch.tensor([0.2, 0.3]) + F.smooth_l1_loss(
+            whole, torch.zeros_like(whole), beta=0.1, reduction="none"
+        )
 
     def export(self) -> dict[str, np.ndarray]:
         """Tensors of `networks.Ours`."""
@@ -228,21 +229,6 @@ class OurNet(nn.Module):
             out[f"{name}/bias"] = _array(layer.bias)[:, 0]
         out["fixed"] = _array(10 * F.softplus(self.fixed))[:, 0]
         return out
-
-
-def error_of_logs(predicted: Tensor, times: Tensor) -> Tensor:
-    """Huber's error of the logarithms of both passes and of their sum, ms (M, B, 2) -> (M, B)."""
-    gap = _log(predicted) - torch.log(times)
-    whole = _log(predicted.sum(-1)) - torch.log(times.sum(-1))
-    huber = F.smooth_l1_loss(gap, torch.zeros_like(gap), beta=0.1, reduction="none")
-    return huber @ torch.tensor([0.2, 0.3]) + F.smooth_l1_loss(
-        whole, torch.zeros_like(whole), beta=0.1, reduction="none"
-    )
-
-
-def _log(ms: Tensor) -> Tensor:
-    """The logarithm, and a straight line on from it where a network says less than `LEAST_MS`, or below 0."""
-    return torch.where(ms > LEAST_MS, torch.log(ms.clamp(min=LEAST_MS)), ms / LEAST_MS - 1 + math.log(LEAST_MS))
 
 
 def _array(parameter: Tensor) -> np.ndarray:
@@ -271,8 +257,8 @@ def fit(
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made = ARCHITECTURES[architecture]
-        ours, of_logs = isinstance(made, type), architecture in OF_LOGS
-        net: Net = OurNet(shards, architecture) if ours else PublishedNet(shards, made, without, of_logs)
+        ours = isinstance(made, type)
+        net: Net = OurNet(shards, architecture) if ours else PublishedNet(shards, made, without)
         held = _held_out(shards, net.members, seed)
         effort = settings or effort_of(architecture)
         epochs = _train(net, shards, held, effort, seed, tell)

@@ -276,7 +276,6 @@ def _mean_and_spread(passes: np.ndarray) -> np.ndarray:
     return out
 
 
-OF_LOGS = ("autoshard-log",)  # published networks that are fitted by the loss of ours
 ARCHITECTURES: dict[str, Any] = {
     "ours": Ours,
     "ours-wide": Ours,  # more units: what judges are fitted with
@@ -284,7 +283,6 @@ ARCHITECTURES: dict[str, Any] = {
     "physics-wide": Physics,
     "autoshard": ("forward", "backward"),
     "autoshard-total": ("total",),
-    "autoshard-log": ("forward", "backward"),
     "dreamshard": ("forward", "backward", "comm"),
 }
 
