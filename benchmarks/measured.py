@@ -16,6 +16,7 @@ ROLES = {
     "judge": ("judge*.npz",),
     "test": ("test*.npz",),
     "plans": ("plans*.npz",),
+    "fresh": ("fresh*.npz",),
 }
 
 
@@ -43,6 +44,11 @@ class Hardware:
         return self.folder / f"{self.name}-plans.json"
 
     @property
+    def fresh(self) -> Path:
+        """File of the plans of the second edition, some with split tables, chosen before they were measured."""
+        return self.folder / f"{self.name}-fresh.json"
+
+    @property
     def pace(self) -> Path:
         """The campaign that measured some shards of all others again, where the machine was shared."""
         return self.folder / f"{self.name}-pace.npz"
@@ -60,9 +66,9 @@ class Hardware:
         """All measurements of a role."""
         return Measurements.concat(self.parts(role))
 
-    def runs(self) -> list[Measurements]:
-        """Each pass over the shards of the chosen plans."""
-        return [each for part in self.parts("plans") for each in chosen.passes(part)]
+    def runs(self, role: str = "plans") -> list[Measurements]:
+        """Each pass over the shards of the chosen plans, or of the fresh ones."""
+        return [each for part in self.parts(role) for each in chosen.passes(part)]
 
     def visits(self) -> list[Path]:
         """Campaigns in visits, each of shards of every role; pools tell the roles apart."""

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+LONGEST = 100  # characters of a name that is compared with others
+
 
 class ShardGymError(Exception):
     """Base of every error that ShardGym raises on purpose."""
@@ -31,8 +33,16 @@ class CorruptFile(ShardGymError, ValueError):
     """A file is not what it says it is; the message names the path and where in it."""
 
 
+class EntryRefused(ShardGymError):
+    """An entry can be read, but what it claims does not come out again, or contradicts its card."""
+
+
 class InUse(ShardGymError, BlockingIOError):
     """Another process writes to a folder; the message says which."""
+
+
+class OutOfTurn(ShardGymError, RuntimeError):
+    """A command that is not yet, or no longer, to be given; the message says which one is."""
 
 
 class MissingDependency(ShardGymError, ImportError):
@@ -51,6 +61,10 @@ class SettingsIgnored(UserWarning):
     """A simulator answers for settings of its own, not for the task's; told once."""
 
 
+class FeaturesUnscaled(UserWarning):
+    """An environment shows features as they are, on which no policy of a suite was trained; told once a place."""
+
+
 class RankFailed(ShardGymError, RuntimeError):
     """One of several processes that train together failed; the message says which, and why."""
 
@@ -60,11 +74,15 @@ class TimedOut(ShardGymError, TimeoutError):
 
 
 class UnknownName(ShardGymError, KeyError):
-    """A name that is in no registry; the message lists the valid ones, and may say how to have it instead."""
+    """A name that is in no registry; the message lists the valid ones, and may say what helps or was meant."""
 
     def __init__(self, kind: str, name: object, valid: Iterable[object], how: str = "") -> None:
-        told = f"unknown {kind} {name!r}; choose one of: {', '.join(sorted(map(str, valid)))}"
-        super().__init__(f"{told}; {how}" if how else told)
+        from difflib import get_close_matches  # it takes milliseconds to import, and few need it
+
+        known = sorted(map(str, valid))
+        near = get_close_matches(str(name)[:LONGEST], known, n=1)
+        told = f"unknown {kind} {name!r}; choose one of: {', '.join(known)}"
+        super().__init__("; ".join([told, *filter(None, [how]), *(f"did you mean {one}?" for one in near)]))
 
     def __str__(self) -> str:
         return str(self.args[0])

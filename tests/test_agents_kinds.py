@@ -20,7 +20,7 @@ TORCHREC = simulators.make("torchrec:cuda-v1")
 ROOFLINE = simulators.make("roofline:h100-v1")
 FAST = {key: {"calls": 300} for key in ("local-search", "beam", "auto", "reshard")}
 FAST |= {"random-search": {"samples": 5}, "milp": {"budget": 0.3}}
-GREEDIES = [name for name in shard_gym_agents.AGENTS if name.endswith("-greedy") and name != "cost-greedy"]
+GREEDIES = [name for name, (path, _) in shard_gym_agents.AGENTS.items() if path.endswith(":Greedy")]  # of named costs
 OF_ALL_KINDS = ("random", "random-search", "round-robin", "cost-greedy", *GREEDIES, *FAST)
 
 

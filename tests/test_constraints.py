@@ -36,7 +36,7 @@ KINDS = {
 ROOFLINE = simulators.make(simulators.DEFAULT)
 SUITES = ("core-60x4", "dlrm-50x4", "metasyn-80x8")  # the first whose weights there are serves a learner
 SERVING = {learner: next(key for key in SUITES if key in shipped(learner)) for learner in LEARNERS}
-OTHERS = {"torchrec-planner"}  # another library's, which has no such constraints: it refuses them
+OTHERS = {"torchrec-planner", "torchrec-planner-perf"}  # another library's, which refuses such constraints
 
 
 def roomy(objective, constraints, splits):

@@ -119,7 +119,7 @@ def test_evaluate_counts_calls_and_names_everything(planner):
     assert (result.suite, result.agent, result.seed, result.task) == ("mine", "fixed", 3, TASK.hash)
     assert (result.planner, result.judge, result.track) == (planner.id, "unit", "search")
     assert result.config["seed"] == 3
-    assert result.wall_seconds > 0
+    assert result.wall_seconds > 0 and result.cpu_seconds >= 0
     assert {"python", "numpy", "gymnasium", "shard-gym"} == result.versions.keys()
 
 
@@ -207,9 +207,10 @@ def test_results_survive_the_file(stored):
 
 
 def some_results_without_clock(path):
-    """Freshly made results with the wall times of the stored ones, the only thing that differs."""
-    clocks = [json.loads(line).get("wall_seconds") for line in path.read_text().splitlines()]
-    return [replace(r, wall_seconds=c) for r, c in zip(some_results(), clocks[:-1], strict=True)]
+    """Freshly made results with the times of the stored ones, the only thing that differs."""
+    stored = [json.loads(line) for line in path.read_text().splitlines()][:-1]
+    clocks = [{name: line[name] for name in ("wall_seconds", "cpu_seconds")} for line in stored]
+    return [replace(r, **times) for r, times in zip(some_results(), clocks, strict=True)]
 
 
 def test_replay_of_a_run_without_a_plan(tmp_path):
@@ -268,7 +269,7 @@ def test_replay_refuses_what_comes_out_otherwise(stored, lie, reason):
 
 
 def test_another_schema_is_refused(stored):
-    stored.write_text(stored.read_text().replace("shard-gym/result/1", "shard-gym/result/9", 1))
+    stored.write_text(stored.read_text().replace("shard-gym/result/2", "shard-gym/result/9", 1))
     with pytest.raises(CorruptFile, match="line 1: schema 'shard-gym/result/9'"):
         read_results(stored)
 

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.headroom import Attempt, Tries, check_rows, try_on
 from benchmarks.headroom_cards import (
     CERTAIN,
+    EVERY_PLAN,
     NEAR,
     Tried,
     gaps,
@@ -66,6 +67,19 @@ def test_what_is_stored_of_a_suite_is_true(key):
             assert card["effort"]
             told = {name: card[f"{name}_gap"] for name in ("greedy", "local")}
             assert told == {name: gaps(card["best"], {name: card[name]})[f"{name}_gap"] for name in told}
+
+
+def test_suites_without_room_are_for_scaling():
+    paths = {key: RESULTS / "headroom" / f"{key}.json" for key in CARDED}
+    tiers = {key: {c["tier"] for c in load_cards(path, get(key).judge).values()} for key, path in paths.items()}
+    easy = {key for key, found in tiers.items() if found == {"easy"}}
+    assert easy == {suite.key for suite in SUITES.values() if suite.group == "scaling"}
+
+
+@pytest.mark.parametrize("key", ["dlrm-10x2", "dlrm-10x4"])
+def test_small_tasks_are_solved(key):
+    cards = load_cards(RESULTS / "headroom" / f"{key}.json", get(key).judge).values()
+    assert all(card["proved"] for card in cards) and {card["bound_by"] for card in cards} == {EVERY_PLAN}
 
 
 @pytest.mark.parametrize("key", ["dlrm-10x4", "metasyn-80x8", "prod-1000x128-split", "tightmix-80x8"])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shard_gym_agents.leaderboard.report import Sample, best_of_run, standings
+from shard_gym_agents.leaderboard.ranking import Sample, best_of_run, standings
 
 NAN = np.nan
 RANDOM, BEST = np.array([10.0, 20.0]), np.array([5.0, 10.0])
@@ -44,7 +44,7 @@ def test_tracks_are_ranked_apart_and_equals_share_a_rank():
     samples = [
         sample("b", [6, 11]),
         sample("a", [6, 11]),
-        sample("c", [7, 11]),
+        sample("c", [7, 12]),
         sample("d", [5, 10], track="blind"),
     ]
     assert [(s.agent, s.rank) for s in standings(samples, RANDOM, BEST)] == [
@@ -53,6 +53,16 @@ def test_tracks_are_ranked_apart_and_equals_share_a_rank():
         ("c", 3),
         ("d", 1),
     ]
+
+
+def test_agents_that_the_tasks_do_not_tell_apart_share_a_rank():
+    base = np.linspace(6, 9, 40)
+    wobble = np.tile([0.5, -0.49], 20)
+    agents = [sample("first", base), sample("noisy", base + wobble), sample("last", base + 1)]
+    found = standings(agents, np.full(40, 10.0), np.full(40, 5.0))
+    assert [(s.agent, s.rank) for s in found] == [("first", 1), ("noisy", 1), ("last", 3)]
+    found = standings(agents, np.full(40, 10.0), np.full(40, 5.0), resolution=0.3)
+    assert [(s.agent, s.rank) for s in found] == [("first", 1), ("noisy", 1), ("last", 1)]
 
 
 def test_a_plan_better_than_the_best_known_has_a_negative_gap():
@@ -78,12 +88,16 @@ def test_the_best_of_the_run_stands_in_where_nothing_is_known():
     assert known.tolist() == [5, 8, 30]
 
 
+def place(standing):
+    return -standing.feasible, standing.gap.mean, standing.agent
+
+
 makespans = arrays(float, (2, 6), elements=st.one_of(st.floats(1, 100), st.just(NAN)))
 several = st.lists(makespans, min_size=1, max_size=5)
 reference = arrays(float, 6, elements=st.floats(1, 100))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(several, reference, reference, st.randoms())
 def test_the_order_of_agents_does_not_matter(made, random, best, shuffler):
     samples = [Sample(str(i), "search", m) for i, m in enumerate(made)]
@@ -91,9 +105,9 @@ def test_the_order_of_agents_does_not_matter(made, random, best, shuffler):
     assert standings(samples, random, best) == standings(shuffled, random, best)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(several, reference, st.floats(1, 3))
-def test_a_worse_agent_changes_nobody_elses_figures(made, random, factor):
+def test_a_worse_agent_changes_nobody_elses_figures_and_no_better_ones_rank(made, random, factor):
     samples = [Sample(str(i), "search", m) for i, m in enumerate(made)]
     for worse in (made[0] * factor, np.full((2, 6), NAN)):
         more = [*samples, Sample("worse", "search", worse)]
@@ -101,10 +115,11 @@ def test_a_worse_agent_changes_nobody_elses_figures(made, random, factor):
         before = by_agent(samples, random, best_of_run(samples, random, unknown))
         after = by_agent(more, random, best_of_run(more, random, unknown))
         assert all(replace(after[a], rank=0) == replace(before[a], rank=0) for a in before)
-        assert all(after[a].rank == before[a].rank for a in before if before[a].rank <= before["0"].rank)
+        better = [a for a in before if place(before[a]) <= place(before["0"])]
+        assert [after[a].rank for a in better] == [before[a].rank for a in better]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(several, reference, reference)
 def test_ranks_follow_feasibility_then_gap(made, random, best):
     found = standings([Sample(str(i), "search", m) for i, m in enumerate(made)], random, best)

@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard_gym import Task
-from shard_gym.envs.drawing import DARK_BLUE, EDGE, GREEN, HEIGHT, LEFT, LEGEND, ORANGE, RED, picture, round_numbers
+from shard_gym.envs.drawing import DARK_BLUE, EDGE, GREEN, HEIGHT, LEFT, ORANGE, RED, picture
 from shard_gym.envs.env import ShardingEnv
-from shard_gym.envs.render import in_units
 from shard_gym.errors import MissingDependency, ShardGymError
+from shard_gym.pictures.phases import WAIT
+from shard_gym.pictures.scales import in_units, round_numbers
 from shard_gym.tables.pool import GB
 from tests.env_helpers import TABLE_BYTES, PoolingMs, Slow, play, play_where_it_fits, split_env, tiny_env, tiny_task
 from tests.pool_helpers import fp16_pool as make_pool
 
 pygame = pytest.importorskip("pygame")
 COSTS, MEMORY = slice(136, 297), slice(346, 417)  # rows of the two panels
-WAIT = dict(LEGEND["iteration"]["forward"])["wait"]
 
 
 def height_of(colour, frame, device, devices, rows):
@@ -73,7 +73,7 @@ def test_what_is_too_much_is_marked():
         assert height_of(RED, frame, 0, 4, MEMORY) == 0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(devices=st.sampled_from([1, 2, 7, 8, 40, 128, 300]), data=st.data())
 def test_a_device_is_red_exactly_when_it_is_over(devices, data):
     actions = data.draw(st.lists(st.integers(0, min(devices - 1, 5)), min_size=12, max_size=12))

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shard_gym.errors import InvalidPool
-from shard_gym.measuring.measurements import MIN_SHARED, at_pace_of, merged, pace, repeat_noise
+from shard_gym.measuring.measurements import MIN_SHARED, Measurements, at_pace_of, merged, pace, repeat_noise
+from shard_gym.measuring.noise import floor_of_means
 from tests.test_measurements import measured
 
 SHARDS = [([1], [4]), ([2], [4]), ([1], [4]), ([1], [8])]
@@ -60,3 +61,13 @@ def test_campaigns_of_other_settings_have_no_common_pace():
 def test_campaigns_that_share_too_little_have_no_common_pace():
     with pytest.raises(InvalidPool, match="measure some shards of each again"):
         pace(measured([1.0, 2.0]), measured(np.ones(40)))
+
+
+def test_noise_leaves_an_error_that_no_prediction_can_be_without():
+    """Of normal noise of 6 % the mean of three keeps 6 / sqrt(3), and its mean size is sqrt(2 / pi) of that."""
+    rng, shards = np.random.default_rng(0), 3_000
+    once = rng.uniform(10, 90, shards)
+    noisy = [measured(once * (1 + rng.normal(0, 0.06, shards))) for _ in range(3)]
+    assert floor_of_means(Measurements.concat(noisy)) == pytest.approx(0.06 / 3**0.5 * (2 / np.pi) ** 0.5, rel=0.03)
+    with pytest.raises(InvalidPool, match="measured twice"):
+        floor_of_means(noisy[0])

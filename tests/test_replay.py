@@ -89,7 +89,7 @@ FORGERIES = {
     "an unknown suite": (one(2, suite="core-1x1"), "line 3: unknown suite"),
     "another suite": (one(2, suite="dlrm-50x4"), "line 3: no task"),
     "no suite": (one(2, suite=""), "line 3: no task"),
-    "another version": (one(2, benchmark_version="2"), "line 3: of benchmark version 2"),
+    "another version": (one(2, benchmark_version="3"), "line 3: of benchmark version 3"),
     "an unknown judge": (one(2, judge="my:judge"), "line 3: unknown simulator"),
     "a judge of one's own": (one(2, judge="judge.safetensors"), "judge.safetensors"),
     "an easier judge for a line": (one(2, judge="roofline:h200-v1"), "line 3: says"),
@@ -114,11 +114,11 @@ FORGERIES = {
     ),
     "a larger budget for a line": (
         lambda rs: [*rs[:2], replace(rs[2], config=rs[2].config | {"budget": 10.0}), *rs[3:]],
-        "line 3: draws has another track or configuration than in line 1",
+        "draws, seed 0, has no line of task number 2: 2 of 3",
     ),
     "a larger budget for a seed": (
         lambda rs: [replace(r, config=r.config | {"budget": 10.0}) if r.seed else r for r in rs],
-        "line 4: draws has another track or configuration than in line 1",
+        "draws has not the same seeds with each budget",
     ),
     "a search told as blind": (
         each("cost-greedy", track="blind", simulator_calls=0),
@@ -151,6 +151,9 @@ FIELDS = {
     "a makespan that is True": {"makespan": True},
     "seconds below 0": {"wall_seconds": -0.1},
     "seconds as text": {"wall_seconds": "0.1"},
+    "seconds of CPU below 0": {"cpu_seconds": -0.1},
+    "endless seconds of CPU": {"cpu_seconds": 1e999},
+    "alone as a number": {"alone": 1},
     "calls below 0": {"simulator_calls": -1},
     "half a call": {"simulator_calls": 0.5},
     "a seed as text": {"seed": "0"},
@@ -185,6 +188,33 @@ def test_an_honest_file_is_told_in_words(honest, tmp_path):
     first, last = replayed.notes()[0], replayed.notes()[-1]
     assert first == f"3 of the {SUITE.num_tasks('test')} test tasks of core-80x8: 2 agents, 3 runs"
     assert last.startswith("not checked: seconds, calls, versions")
+
+
+def test_an_agent_has_the_same_seeds_with_each_of_its_budgets(honest, tmp_path):
+    more = [replace(r, config=r.config | {"budget": 1.0}) for r in honest if r.agent == "draws"]
+    write_results(tmp_path / "r.jsonl", [*honest, *more])
+    replayed = Replay(tmp_path / "r.jsonl", track_of=track_of)
+    assert len(list(replayed)) == 15
+    assert "2 agents, 5 runs" in replayed.notes()[0]
+
+
+def as_written_before(result):
+    """The line of a result as schema /1 has it."""
+    data = json.loads(result.to_json()) | {"schema": "shard-gym/result/1", "benchmark_version": "1"}
+    for name in ("sha256", "cpu_seconds", "alone"):
+        del data[name]
+    return data
+
+
+def test_results_of_the_first_schema_are_read_for_ever(honest):
+    data = as_written_before(honest[0])
+    line = json.dumps(data | {"sha256": json_sha256(data)})
+    read = Result.from_json(line)
+    assert read == replace(honest[0], cpu_seconds=None, alone=False, benchmark_version="1")
+    assert Result.from_json(read.to_json()) == read
+    for odd in (data | {"alone": True}, {k: v for k, v in data.items() if k != "track"}):
+        with pytest.raises(CorruptFile, match="other fields"):
+            Result.from_json(json.dumps(odd | {"sha256": json_sha256(odd)}))
 
 
 def test_other_simulators_than_the_suites_are_told(honest, tmp_path):

@@ -12,7 +12,7 @@ from shard_gym.records import tensors as card_files
 from shard_gym.results.evaluate import score
 from shard_gym_agents import make
 from shard_gym_agents.cli import train as train_cli
-from shard_gym_agents.leaderboard import command as leaderboard
+from shard_gym_agents.leaderboard import retraining
 from shard_gym_agents.leaderboard.arena.job import Job
 from shard_gym_agents.learners import trained
 from tests.trained_helpers import CARD, no_weights, save_run, ship_policy  # noqa: F401
@@ -80,9 +80,9 @@ def job(agent, suite):
 
 def test_what_serves_a_suite_is_trained_again(weights):
     ship_policy("core-60x4", command="shard-gym train rnn --suite core-60x4 --seed 3 --out there")
-    assert leaderboard.command_for(job("rnn", "core-60x4")).endswith("--seed 3 --out there")
-    assert leaderboard.command_for(job("rnn", "mixed-10to59x4")) == trained.default_command("rnn", "mixed-10to59x4")
-    assert leaderboard.command_for(job("rnn", "dlrm-10x4")) == trained.default_command("rnn", "dlrm-10x4")
+    assert retraining.command_for(job("rnn", "core-60x4")).endswith("--seed 3 --out there")
+    assert retraining.command_for(job("rnn", "mixed-10to59x4")) == trained.default_command("rnn", "mixed-10to59x4")
+    assert retraining.command_for(job("rnn", "dlrm-10x4")) == trained.default_command("rnn", "dlrm-10x4")
 
 
 @pytest.mark.parametrize(
@@ -90,14 +90,14 @@ def test_what_serves_a_suite_is_trained_again(weights):
     [("0", None), ("'shard-gym train: no, never'", "no, never"), ("3", "one"), ("130", None)],
 )
 def test_why_training_failed(monkeypatch, tmp_path, ends, why, capsys):
-    monkeypatch.setattr(leaderboard, "TRAIN", f"import sys; print('one', file=sys.stderr); sys.exit({ends})")
+    monkeypatch.setattr(retraining, "TRAIN", f"import sys; print('one', file=sys.stderr); sys.exit({ends})")
     with pytest.raises(KeyboardInterrupt) if ends == "130" else nullcontext():
-        assert leaderboard._train(f"shard-gym train rnn --out {tmp_path / 'run'}", fresh=False) == why
+        assert retraining._train(f"shard-gym train rnn --out {tmp_path / 'run'}", fresh=False) == why
     assert "one" in capsys.readouterr().err
 
 
 def test_a_command_goes_on_unless_it_is_to_begin_afresh(monkeypatch, tmp_path):
-    monkeypatch.setattr(leaderboard, "TRAIN", "import os, sys; sys.exit(os.path.exists(sys.argv[-1]))")
+    monkeypatch.setattr(retraining, "TRAIN", "import os, sys; sys.exit(os.path.exists(sys.argv[-1]))")
     command = f"shard-gym train rnn --out {tmp_path}"
-    assert leaderboard._train(command, fresh=False) == "exit code 1"
-    assert leaderboard._train(command, fresh=True) is None
+    assert retraining._train(command, fresh=False) == "exit code 1"
+    assert retraining._train(command, fresh=True) is None

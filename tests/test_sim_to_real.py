@@ -5,11 +5,12 @@ import pytest
 
 from benchmarks import sim_to_real
 from benchmarks.measured import Hardware
-from shard_gym import simulators
-from shard_gym.errors import CorruptFile, SimulatorError
+from shard_gym import simulators, suites
+from shard_gym.errors import CorruptFile, InfeasibleTask, SimulatorError
 from shard_gym.measuring import chosen
-from shard_gym.measuring.chosen import Outcome, figures, order, section
+from shard_gym.measuring.chosen import Outcome, Pick, figures, order, section
 from shard_gym.measuring.measurements import Measurements
+from shard_gym.plan.plan import Plan
 from shard_gym_agents import make
 
 
@@ -57,6 +58,7 @@ def test_regret_and_order_when_the_planner_is_wrong():
 
 def test_pairs_believed_close_are_told_apart():
     told = order(np.array([[1.0, 1.01, 2.0]]), np.array([[2.0, 1.0, 3.0]]))
+    assert told.pop("apart") == pytest.approx([1 - 1 / 1.01, 0.495, 0.5])
     assert told == {"all": pytest.approx(2 / 3), "far": 1, "close": 0, "share_close": pytest.approx(1 / 3)}
 
 
@@ -65,7 +67,7 @@ def measured(tmp_path):
     """Plans of two tasks, and their shards as a run that takes 1, 2, 3, ... ms each way."""
     planner = simulators.make("roofline:h100-v1")
     solvers = {name: make(name) for name in ("random", "lookup-greedy", "cost-greedy")}
-    plans, shards = chosen.choose(planner, solvers, 2)
+    plans, shards = chosen.choose(planner, solvers, [Pick(chosen.SUITE, 0, 2)])
     assert len(shards) <= 2 * 3 * 8 and np.isnan(shards.total_ms).all()
     ms = np.arange(1, len(shards) + 1, dtype=float)
     times = dict.fromkeys(("forward_ms", "backward_ms", "forward_spread", "backward_spread"), ms)
@@ -110,15 +112,15 @@ def test_hardware_reads_and_writes_its_own_files_only(measured, monkeypatch, tmp
     assert hardware.files("plans") == [tmp_path / "here-plans.npz"] and hardware.files("planner") == []
     assert Hardware("h200").planner == "learned:h200-v1" and Hardware().result("fidelity").name == "fidelity"
     assert Hardware("h200").result("fidelity").name == "fidelity-h200"
-    monkeypatch.setattr(Hardware, "plans", property(lambda self: tmp_path / f"{self.name}-plans.json"))
-    monkeypatch.setattr(sim_to_real, "TASKS", 1)
-    monkeypatch.setattr(sim_to_real, "SOLVERS", {"random": ("random", {})})
+    monkeypatch.setattr(Hardware, "fresh", property(lambda self: tmp_path / f"{self.name}-fresh.json"))
+    monkeypatch.setattr(sim_to_real, "PICKS", (Pick(chosen.SUITE, 0, 1),))
+    monkeypatch.setattr(sim_to_real, "solvers_of", lambda *_: {"random": make("random")})
     flags = ["--hardware", "h200", "--planner", "roofline:h200-v1", "--shards", str(tmp_path / "list.npz")]
     assert sim_to_real.main(["choose", *flags]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {
         "here-plans.json",
         "here-plans.npz",
-        "h200-plans.json",
+        "h200-fresh.json",
         "list.npz",
     }
 
@@ -127,3 +129,39 @@ def test_another_file_is_no_file_of_plans(tmp_path):
     (tmp_path / "plans.json").write_text("{}")
     with pytest.raises(CorruptFile, match="chosen-plans"):
         chosen.load(tmp_path / "plans.json")
+
+
+def infeasible(task, planner):
+    """A solver that finds no plan."""
+    raise InfeasibleTask("3 bytes too few")
+
+
+def test_plans_that_split_tables_and_solvers_without_a_plan_are_kept(tmp_path, monkeypatch):
+    """The pieces of a table are shards of their columns; who has no plan counts as infinite, and stops nobody."""
+    task = replace(suites.get("mixed-10to59x4").tasks("test")[0], objective="kernel")
+    task = replace(task, tables=task.tables.take([0, 1, 2]).with_(dim=[64, 4, 4]), memory=(2**50,) * 4)
+    monkeypatch.setattr(chosen, "task_of", lambda suite, number: task)
+    halved = Plan((0, 1, 2, 3), splits=(0,))
+    planner, solvers = simulators.make("roofline:h100-v1"), {"halved": lambda *_: halved, "none": infeasible}
+    plans, shards = chosen.choose(planner, solvers, [Pick("mixed-10to59x4", 0, 1)])
+    chosen.save(tmp_path / "plans.json", plans)
+    plans = chosen.load(tmp_path / "plans.json")
+    assert plans["plans"][0]["splits"] == [0] and plans["plans"][1]["predicted"] is None
+    assert sorted(shards.dim.tolist()) == [4, 4, 32]  # both halves are one shard: nobody measures it twice
+    times = dict.fromkeys(("forward_ms", "backward_ms"), np.full(len(shards), 2.0))
+    found = chosen.outcome(plans, [replace(shards, **times)] * 3, planner, planner, "mixed-10to59x4")
+    assert chosen.again(plans, planner) == plans
+    assert found.measured.tolist() == [[4.0, np.inf]] and found.judged[0, 0] == pytest.approx(found.predicted[0, 0])
+
+
+def test_gains_over_ladder_by_hand():
+    """On the two tasks that both plan, 10 % less is measured where 20 % was predicted; the third one only it plans."""
+    predicted = np.array([[10.0, 8.0], [20.0, 16.0], [np.inf, 5.0]])
+    devices = np.stack([np.array([[10.0, 9.0], [20.0, 18.0], [np.inf, 5.0]])[..., None]] * 3)
+    found = Outcome("p", ("ladder", "search"), predicted, predicted, predicted[..., None], devices)
+    (gain,) = sim_to_real.gains(found)
+    assert (gain.predicted, gain.measured) == (pytest.approx(0.2), pytest.approx(0.1)) and gain.planned == 3
+    assert gain.low == gain.high == pytest.approx(0.1)
+    assert "| search | 3 of 3 | +20.0% | +20.0% | +10.0% | +10.0% .. +10.0% |" in sim_to_real.page(
+        "p", "j", {"s": found}
+    )

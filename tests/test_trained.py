@@ -21,7 +21,7 @@ import torch
 from benchmarks import ship
 from shard_gym_agents import make
 from shard_gym_agents.cli import train as train_cli
-from shard_gym_agents.leaderboard import command
+from shard_gym_agents.leaderboard import retraining
 from shard_gym_agents.learners import LEARNERS, trained
 from shard_gym_agents.learners.trained import NotTrained, Trained
 from tests.test_agents import draw_task
@@ -54,7 +54,7 @@ def test_shipped_weights_say_what_they_took_and_how_to_train_them_again(learner,
     options = train_cli._parser(module, LEARNERS[learner][1]).parse_args(words)
     assert (options.suite, options.seed) == (suite, card["seed"])
     assert all(getattr(options, name) == value for name, value in card["config"].items())
-    assert command.folder_of(card["command"]) == trained.RETRAINED / learner / suite
+    assert retraining.folder_of(card["command"]) == trained.RETRAINED / learner / suite
 
 
 @shipped

@@ -34,6 +34,8 @@ AGENTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "size-lookup-greedy": ("shard_gym_agents.solvers.greedy:Greedy", {"cost": "size-lookup"}),
     "size-lookup-log-greedy": ("shard_gym_agents.solvers.greedy:Greedy", {"cost": "size-lookup-log"}),
     "cost-greedy": ("shard_gym_agents.solvers.greedy:CostGreedy", {}),
+    "halve-then-greedy": ("shard_gym_agents.solvers.halving:HalveThenGreedy", {}),
+    "ladder": ("shard_gym_agents.solvers.halving:Ladder", {}),
     "local-search": ("shard_gym_agents.search.local_search:LocalSearch", {}),
     "beam": ("shard_gym_agents.search.beam:Beam", {}),
     "neuroshard": ("shard_gym_agents.search.beam:NeuroShard", {}),
@@ -41,6 +43,10 @@ AGENTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "milp": ("shard_gym_agents.search.exact:Milp", {}),
     "reshard": ("shard_gym_agents.search.reshard:Reshard", {}),
     "torchrec-planner": ("shard_gym_agents.solvers.torchrec_planner:TorchRecPlanner", {}),
+    "torchrec-planner-perf": (
+        "shard_gym_agents.solvers.torchrec_planner:TorchRecPlanner",
+        {"partitioner": "greedy-perf"},
+    ),
     **{name: ("shard_gym_agents.learners.trained:Trained", {"learner": name}) for name in LEARNERS},
 }
 

@@ -1,59 +1,208 @@
-"""Choose plans that will be measured: `python -m benchmarks.sim_to_real choose --shards FILE.npz`
+"""Plans that are chosen before they are measured: `python -m benchmarks.sim_to_real choose --shards FILE.npz`
 
-Writes plans of 50 tasks by four solvers, with what the planner predicts, to measurements/HARDWARE-plans.json, and their
-shards to `--shards`, with some that tell the machine's pace. These are then measured in three runs, each in a
-shuffled order of its own:
+Writes plans of test tasks by eight methods, with what the planner predicts, to measurements/HARDWARE-fresh.json, and
+their shards to `--shards`, with some that tell the machine's pace. Commit the plans, then measure the shards in three
+passes, each in a shuffled order of its own, and keep the result as measurements/HARDWARE-fresh.npz:
 
-    shard-gym measure --shard-file SHARDS --seed 1 ... --out RUN1
+    shard-gym measure --shard-file FILE.npz --repeats 3 --seed 1 ... --out RUN
 
-`python -m benchmarks.fidelity` tells what came out.
+`python -m benchmarks.sim_to_real compare` writes what came out to benchmarks/results/sim_to_real.md: for each method
+how much faster its plans are than ladder's, predicted and measured, task by task. (Plans of the first edition, of
+cost-greedy and of searches that split nothing, are told by `python -m benchmarks.fidelity`.)
 """
 
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 from benchmarks.pace import yardstick
 
 from benchmarks.measured import Hardware
+from benchmarks.pages import table
 from shard_gym import simulators
+from shard_gym.errors import MissingDependency, ShardGymError
 from shard_gym.measuring import chosen
+from shard_gym.measuring.chosen import Outcome, Pick, Solver
 from shard_gym.measuring.measurements import Measurements
+from shard_gym.plan.plan import Plan
 from shard_gym.records import commands
+from shard_gym.records.commands import seconds
+from shard_gym.records.files import write_whole
+from shard_gym.results.evaluate import score
+from shard_gym.simulators import FastSimulator, Simulator
+from shard_gym.task import suites
+from shard_gym.task.task import Task
 from shard_gym_agents import make
+from shard_gym_agents.leaderboard.statistics import holm, paired
+from shard_gym_agents.learners import LEARNERS
+from shard_gym_agents.learners.trained import Trained
+from shard_gym_agents.search.doubtful import Charged, Expected
+from shard_gym_agents.solvers.solver import require_fast
 
-TASKS = 50
-SOLVERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "random": ("random", {}),
-    "lookup-greedy": ("lookup-greedy", {}),
-    "cost-greedy": ("cost-greedy", {}),
-    "local-search, 1 s": ("local-search", {"budget": 1.0}),
-}
+# Tight-80x8's tables are of MetaSyn-80x8's dims, from a pool that no fit has seen; its first 50 tasks were measured.
+PICKS = (Pick("fitsplit-24x8", 0, 32), Pick("fittightmix-80x8", 0, 30), Pick("tight-80x8", 50, 30))
+GREEDIES = ("random", "cost-greedy", "halve-then-greedy", "ladder")
+BASE, SEARCH = "ladder", "local-search"
+SPREADS = 1.0  # that a search charges for
+BUDGET = 1.0  # seconds
+HEAD = ["plans by", "tasks with a plan", "predicted", "judged", "measured", "95 % interval", "p"]
+
+
+@dataclass(frozen=True)
+class Searched:
+    """Local search on a planner that is read in some way."""
+
+    read: Callable[[FastSimulator, Task], Simulator]
+    budget: float
+
+    def __call__(self, task: Task, planner: Simulator) -> Plan:
+        return make(SEARCH, budget=self.budget)(task, self.read(require_fast(planner), task))
+
+
+def solvers_of(suite: str, planner: Simulator, budget: float) -> dict[str, Solver]:
+    """The methods that plan the tasks of a suite, by name."""
+    readings: dict[str, Callable[[FastSimulator, Task], Simulator]] = {
+        "mean": lambda planner, task: planner,
+        f"mean + {SPREADS:g} spread": lambda planner, task: Charged(planner, SPREADS),
+        "expected slowest": Expected,
+    }
+    found: dict[str, Solver] = {name: make(name) for name in GREEDIES}
+    found |= {f"{SEARCH} by {name}": Searched(read, budget) for name, read in readings.items()}
+    learned = best_learner(suite, planner)
+    return found if learned is None else found | {f"learner ({learned.learner})": learned}
+
+
+def best_learner(suite: str, planner: Simulator) -> Trained | None:
+    """The learner whose shipped policy is best on the suite's validation tasks, by the planner; None without one."""
+    tasks, worths = suites.get(suite).tasks("val"), {}
+    for name in LEARNERS:
+        try:
+            learner = Trained(name, suite=suite)
+            learner.require_planner(planner.id)
+            worths[learner] = np.mean([score(task, learner(task, planner), planner).makespan for task in tasks])
+        except MissingDependency:
+            raise
+        except ShardGymError:  # no weights, other weights, or a task without a plan
+            continue
+    return min(worths, key=lambda learner: float(worths[learner])) if worths else None
 
 
 def choose(options: Namespace) -> None:
     """Write the plans and their shards."""
     hardware = Hardware(options.hardware)
     planner = simulators.make(options.planner or hardware.planner)
-    solvers = {name: make(solver, **settings) for name, (solver, settings) in SOLVERS.items()}
-    found, shards = chosen.choose(planner, solvers, TASKS)
-    chosen.save(hardware.plans, found)
-    shards = Measurements.concat([shards, *yardstick(hardware, chosen.POOL)])
+    parts = [chosen.choose(planner, solvers_of(p.suite, planner, options.budget), [p]) for p in PICKS]
+    plans = [entry for part, _ in parts for entry in part["plans"]]
+    chosen.save(hardware.fresh, parts[0][0] | {"plans": plans})
+    shards = Measurements.concat([*(part for _, part in parts), *yardstick(hardware, chosen.POOL)])
     shards.save(options.shards)
-    print(f"{len(shards)} shards to measure in {options.shards}")
+    print(f"{len(plans)} plans in {hardware.fresh}, {len(shards)} shards to measure in {options.shards}")
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How much faster a method's plans are than ladder's on tasks where both have one, as shares of ladder's time."""
+
+    solver: str
+    planned: int  # tasks that it found a plan for
+    predicted: float
+    judged: float
+    measured: float
+    low: float  # 95 % interval of the measured gain
+    high: float
+    p: float
+
+
+def gains(found: Outcome) -> list[Gain]:
+    """Gains of all methods but the base; times of the slowest device that other runs than the one read pick."""
+    base = found.solvers.index(BASE)
+    return [
+        _gain(solver, found, [s, base], both)
+        for s, solver in enumerate(found.solvers)
+        if s != base and (both := np.isfinite(found.predicted[:, [s, base]]).all(axis=1)).any()
+    ]
+
+
+def _gain(solver: str, found: Outcome, pair: list[int], both: np.ndarray) -> Gain:
+    told = found.of_tasks(both)
+    ms = {name: np.log(getattr(told, name)[:, pair]) for name in ("predicted", "judged", "crossed")}
+    ratio = paired(*ms["crossed"].T[..., None])
+    predicted, judged, measured = (1 - float(np.exp((each[:, 0] - each[:, 1]).mean())) for each in ms.values())
+    low, high = 1 - float(np.exp(ratio.high)), 1 - float(np.exp(ratio.low))
+    planned = int(np.isfinite(found.predicted[:, pair[0]]).sum())
+    return Gain(solver, planned, predicted, judged, measured, low, high, ratio.p)
+
+
+def compare(options: Namespace) -> None:
+    """Write the page."""
+    hardware = Hardware(options.hardware)
+    plans = chosen.load(hardware.fresh)
+    planner, judge = simulators.make(plans["planner"]), simulators.make(options.judge or hardware.judge)
+    outcomes = {
+        suite: chosen.outcome(plans, hardware.runs("fresh"), planner, judge, suite)
+        for suite in dict.fromkeys(entry["suite"] for entry in plans["plans"])
+    }
+    path = hardware.result("sim_to_real").with_suffix(".md")
+    write_whole(path, page(plans["planner"], judge.id, outcomes))
+    print(path)
+
+
+def page(planner: str, judge: str, outcomes: dict[str, Outcome]) -> str:
+    """The page, Markdown."""
+    passes = len(next(iter(outcomes.values())).devices)
+    lines = [
+        "# Plans measured after they were chosen",
+        "",
+        f"Made by `python -m benchmarks.sim_to_real compare`. Plans by {planner}, judged by {judge}, of tables that no "
+        f"fit has seen. They were written down before any of their shards was measured, in {passes} passes, each in an "
+        f"order of its own. Figures say how much less time than {BASE}'s plans a method's take, task by task, on tasks "
+        "where both have a plan. Measured is the device that is slowest by the other passes, which is free of the bias "
+        "of a noisy maximum. Intervals resample tasks; p is corrected for the number of methods.",
+    ]
+    for suite, found in outcomes.items():
+        lines += ["", f"## {suite}: {len(found.predicted)} tasks", "", *table(HEAD, _cells(found))]
+    return "\n".join([*lines, ""])
+
+
+def _cells(found: Outcome) -> list[list[str]]:
+    rows = gains(found)
+    corrected = holm([row.p for row in rows])
+    return [
+        [
+            row.solver,
+            f"{row.planned} of {len(found.predicted)}",
+            *(f"{share:+.1%}" for share in (row.predicted, row.judged, row.measured)),
+            f"{row.low:+.1%} .. {row.high:+.1%}",
+            f"{p:.3f}",
+        ]
+        for row, p in zip(rows, corrected, strict=True)
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Choose the plans."""
+    """Choose the plans, or tell what became of them."""
     parser = commands.parser("sim_to_real", __doc__)
-    parser.add_argument("step", choices=["choose"])
+    parser.add_argument("step", choices=["choose", "compare"])
     parser.add_argument("--hardware", default="cpu", help="which measurements: files HARDWARE-*.npz")
-    parser.add_argument("--planner", help="id or weights file; default learned:HARDWARE-v1")
-    parser.add_argument("--shards", type=Path, required=True, help="file of the shards to measure")
-    return commands.run(parser, choose, argv)
+    parser.add_argument("--planner", help="id or weights file that chooses; default learned:HARDWARE-v1")
+    parser.add_argument("--judge", help="id or weights file; default learned:HARDWARE-judge-v1")
+    parser.add_argument("--budget", type=seconds, default=BUDGET, help="of a search on a task, default 1s")
+    parser.add_argument("--shards", type=Path, help="file of the shards to measure, of choose")
+    return commands.run(parser, run, argv)
+
+
+def run(options: Namespace) -> None:
+    """Take the step."""
+    if options.step == "compare":
+        compare(options)
+    elif options.shards is None:
+        raise ShardGymError("choose needs --shards FILE.npz, where the shards go that are to be measured")
+    else:
+        choose(options)
 
 
 if __name__ == "__main__":

@@ -208,7 +208,8 @@ def page(found: pages.Found) -> str:
     for key, rows in found["suites"].items():
         missing = [name for name in LEARNERS if name not in {row["name"] for row in rows}]
         suite = suites.get(key)
-        lines += [f"## {suite.name}", "", f"Planner {suite.planner}, judge {suite.judge}.", ""]
+        remark = f" The suite is {suite.remark}." if suite.remark else ""
+        lines += [f"## {suite.name}", "", f"Planner {suite.planner}, judge {suite.judge}.{remark}", ""]
         lines += [*table(head, [_cells(row) for row in rows]), ""]
         lines += [f"No runs here: {', '.join(missing)}.", ""] if missing else []
     return "\n".join(lines)

@@ -103,13 +103,15 @@ def section(found: dict[str, Any] | None) -> list[str]:
     if found is None:
         return []
     rows = [Decision(**row) for row in found["decisions"]]
+    remark = suites.get(found["suite"]).remark
     lines = [
         "## What a search makes of them",
         "",
-        f"{rows[0].tasks} test tasks of {found['suite']}, planned with {found['planner']} and judged by "
-        f"{found['judge']}, a fit of other shards of other tables, so these figures hold the judge's errors too; "
-        "optimism is best read against that of random plans, which nobody searched for. Regret: against the best plan "
-        "that any search found, one on the judge itself included. Made by `python -m benchmarks.decisions`.",
+        f"{rows[0].tasks} test tasks of {found['suite']}{remark and f' ({remark})'}, planned with {found['planner']} "
+        f"and judged by {found['judge']}, a fit of other shards of other tables, so these figures hold the judge's "
+        "errors too; optimism is best read against that of random plans, which nobody searched for. Regret: against "
+        "the best plan that any search found, one on the judge itself included. Made by "
+        "`python -m benchmarks.decisions`.",
         "",
         "| search | regret | optimism ± deviation over tasks |",
         "|---|---|---|",

@@ -26,6 +26,7 @@ from shard_gym import simulators
 from shard_gym.errors import ShardGymError
 from shard_gym.measuring import chosen
 from shard_gym.measuring.measurements import Measurements, merged, repeat_noise
+from shard_gym.measuring.noise import floor_of_means
 from shard_gym.measuring.predictors import (
     Predicted,
     Shards,
@@ -46,7 +47,12 @@ from shard_gym.simulators.learned import Learned
 
 AGAIN = "run python -m benchmarks.fidelity --fit"
 OURS, SEEDS = "ours", range(5)
-NETWORKS = {"AutoShard's": "autoshard", "AutoShard's, one output": "autoshard-total", "DreamShard's": "dreamshard"}
+NETWORKS = {
+    "AutoShard's": "autoshard",
+    "AutoShard's, one output": "autoshard-total",
+    "AutoShard's, our loss": "autoshard-relative",
+    "DreamShard's": "dreamshard",
+}
 Arrays = dict[str, np.ndarray]
 
 
@@ -122,7 +128,7 @@ def measure(options: argparse.Namespace) -> pages.Found:
     fits = Fits(train, merged(unseen), Hardware(options.hardware).result("fidelity").with_suffix(".npz"))
     if options.fit:
         fits.fit_missing(options.workers)
-    found, shown, shards = report(fits, repeat_noise(unseen))
+    found, shown, shards = report(fits, repeat_noise(unseen) | {"floor": floor_of_means(unseen)})
     paces = [card.get("pace", 1.0) for m in (train, unseen) for card in m.card.get("parts", [m.card])]
     planner, judge = (options.planner or hardware.planner), (options.judge or hardware.judge)
     outcome = chosen.outcome(
@@ -224,7 +230,8 @@ def page(found: pages.Found) -> str:
         f"{', '.join(train['pools'])}; errors on {unseen['shards']:,} shards of {', '.join(unseen['pools'])}, tables "
         "that no fit has seen, against the mean of their measurements. Two measurements of one shard in one campaign "
         f"differ by {noise['median_relative_difference']:.1%} in the median, {noise['mean_relative_difference']:.1%} "
-        f"on average ({noise['pairs']:,} pairs). The machine is shared, so all times are brought to one pace "
+        f"on average ({noise['pairs']:,} pairs): a prediction without any error would be {noise['floor']:.1%} off the "
+        f"mean of three. The machine is shared, so all times are brought to one pace "
         f"(`shard_gym/measuring/measurements.py`): campaigns took {min(found['paces']):.3f} to "
         f"{max(found['paces']):.3f} times as long as the one that measured some shards of all of them. Networks: mean "
         f"± standard deviation of {len(SEEDS)} seeds."

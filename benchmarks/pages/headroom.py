@@ -1,10 +1,11 @@
 """Search for best known plans and write headroom cards: `python -m benchmarks.headroom --suite core-80x8 --budget 60s`
 
 Runs every method with every seed on the test tasks of suites, keeps each run on disk at once, and goes on where it
-stopped when the same command is given again. Cards (benchmarks/pages/headroom_cards.py tells their rules) and the page
-`headroom.md` are written from all runs so far, those of other budgets too. A task whose best known plan is proved to be
-optimal is searched no more. Gauges that other work disturbed are taken again (they alone: `--seeds 0 --budget 0.1s`).
-`--page` runs nothing; `--check` tells what the budget gains over runs of a second.
+stopped when the same command is given again. Of up to 12 tables on 4 devices every plan is looked at. Cards
+(benchmarks/pages/headroom_cards.py tells their rules) and the page `headroom.md` are written from all runs so far,
+those of other budgets too. A task whose best known plan is proved to be optimal is searched no more. Gauges that other
+work disturbed are taken again (they alone: `--seeds 0 --budget 0.1s`). `--page` runs nothing; `--check` tells what the
+budget gains over runs of a second.
 """
 
 from __future__ import annotations
@@ -27,7 +28,18 @@ import numpy as np
 
 import shard_gym_agents
 from benchmarks import RESULTS
-from benchmarks.headroom_cards import PROGRAM, PROVED, Card, Tried, load_cards, make_card, page, save_cards, save_check
+from benchmarks.headroom_cards import (
+    EVERY_PLAN,
+    PROGRAM,
+    PROVED,
+    Card,
+    Tried,
+    load_cards,
+    make_card,
+    page,
+    save_cards,
+    save_check,
+)
 from benchmarks.pages import Row
 from shard_gym import simulators
 from shard_gym.bounds import lower_bound
@@ -47,6 +59,7 @@ from shard_gym.task.task import Task
 from shard_gym_agents import make
 from shard_gym_agents.leaderboard.references import Entry, keep_best, load_best, packed, today, unpacked
 from shard_gym_agents.search.exact import Milp
+from shard_gym_agents.search.exhaustive import Exhaustive, is_small
 from shard_gym_agents.solvers.solver import require_fast
 
 RUNS = Path("runs/headroom")
@@ -85,6 +98,8 @@ class Attempt:
 
     def solver(self) -> Any:
         """The agent, made with what it takes of this."""
+        if self.agent == EVERY_PLAN:
+            return Exhaustive()
         offered = {"budget": self.budget, "calls": self.calls, "seed": self.seed}
         takes = shard_gym_agents.options(self.agent)
         return make(self.agent, **{k: v for k, v in offered.items() if v and k in takes})
@@ -123,6 +138,8 @@ def try_on(task: Task, attempt: Attempt, judge: str) -> Line:
     if done.plan is not None:
         found = score(used, done.plan, _simulator(judge))
         line |= {"makespan": found.makespan if found.feasible else None, **packed(done.plan)}
+        if attempt.agent == EVERY_PLAN:
+            line["bound"] = found.makespan
     return line
 
 
@@ -185,7 +202,8 @@ def tried_of(lines: Iterable[tuple[Attempt, Line]], judge: str, before: Card) ->
     gauges: dict[str, float | None] = {k: before[k] for k in ("greedy", "local", "planned") if k in before}
     worth = [before["unlimited"]] if before.get("unlimited") else []
     effort = {label: set(seeds) for label, seeds in before.get("effort", {}).items()}
-    program = before["bound"] if before.get("bound_by") == PROGRAM else 0.0
+    by = before.get("bound_by", PROGRAM)
+    by, program = (by, before["bound"]) if by in (PROGRAM, EVERY_PLAN) and "bound" in before else (PROGRAM, 0.0)
     seconds, disturbed = 0.0, bool(before.get("disturbed"))
     for attempt, line in lines:
         if attempt.unlimited:
@@ -195,10 +213,11 @@ def tried_of(lines: Iterable[tuple[Attempt, Line]], judge: str, before: Card) ->
             disturbed = not undisturbed(line) if name == "local" else disturbed
         if attempt.planner == judge and not attempt.unlimited and attempt.agent != "cost-greedy":
             effort.setdefault(attempt.label, set()).add(attempt.seed)
+        by = EVERY_PLAN if attempt.agent == EVERY_PLAN else by
         program, seconds = max(program, line.get("bound", 0.0)), seconds + line.get("cpu", 0.0)
     gauges["unlimited"] = min((w for w in worth if w is not None), default=None)
     ordered = {label: sorted(effort[label]) for label in sorted(effort)}
-    return Tried(gauges, program, ordered, max(seconds, before.get("seconds", 0.0)), disturbed)
+    return Tried(gauges, program, ordered, max(seconds, before.get("seconds", 0.0)), disturbed, by)
 
 
 def gauge_attempts(planner: str, judge: str, by_calls: bool) -> list[Attempt]:
@@ -266,6 +285,8 @@ class SuiteSearch:
         o = self.options
         budget, calls = (0.0, o.calls) if o.calls else (o.budget, 0)
         first = gauge_attempts(self.suite.planner, self.judge, bool(o.calls))
+        if is_small(task):
+            first.append(Attempt(EVERY_PLAN, self.judge))
         if table_bytes(task).sum() > min(task.memory):
             first.append(Attempt("local-search", self.judge, min(budget, SHORT), calls, unlimited=True))
         pairs = [(method, seed) for seed in range(o.seeds) for method in o.methods]
@@ -284,7 +305,8 @@ class SuiteSearch:
             line = self.tries.find(task, attempt, self.judge)
             gauge = gauge_name(attempt, self.judge) is not None
             again = line is None or (gauge and not undisturbed(line))
-            fresh = again and (gauge or attempt.unlimited or not self.proved(task, bound))
+            exact = attempt.agent == EVERY_PLAN
+            fresh = again and (gauge or exact or attempt.unlimited or not self.proved(task, bound))
             if fresh:
                 line = call(task, attempt, self.judge)
                 with self.lock:

@@ -49,6 +49,7 @@ from shard_gym_agents.search.exact import decide
 
 SCHEMA = "shard-gym/headroom/1"
 PROGRAM = "mixed-integer program"
+EVERY_PLAN = "every plan"
 NEAR = 0.005
 CERTAIN = 0.01
 PROVED = 1e-4
@@ -91,6 +92,7 @@ class Tried:
     effort: dict[str, list[int]]
     seconds: float  # of computation
     disturbed: bool = False  # other work took the processor from local search's gauge
+    program_by: str = PROGRAM  # where its bound comes from
 
 
 def make_card(index: int, task: Task, judge: FastSimulator, best: Entry | None, tried: Tried) -> Card | None:
@@ -107,7 +109,7 @@ def make_card(index: int, task: Task, judge: FastSimulator, best: Entry | None, 
         tier = "infeasible" if verdict.feasible is False else "unsolved"
         return {"index": index, "tier": tier, "reason": verdict.reason, **work}
     ours = certificate(task, judge, BOUND_SECONDS)
-    bound, by = max((ours.makespan, ours.method), (tried.program, PROGRAM))
+    bound, by = max((ours.makespan, ours.method), (tried.program, tried.program_by))
     makespan = best["makespan"]
     worth = {name: value for name, value in tried.gauges.items() if name != "unlimited"}
     free = tried.gauges["unlimited"]
@@ -185,6 +187,7 @@ def page(results: Path) -> str:
     told = [(s, cards) for s in SUITES.values() if (cards := _cards(results, s))]
     missing = [s.key for s in SUITES.values() if s not in [suite for suite, _ in told]]
     lines = [INTRO, "", "## Tiers and gaps", "", *table(TIER_HEAD, [_tier_row(s, c) for s, c in told])]
+    lines += ["", *(f"{suite.key} is {suite.remark}." for suite, _ in told if suite.remark)]
     lines += [
         "",
         "## What binds, and who searched",

@@ -160,6 +160,7 @@ def page(found: pages.Found) -> str:
     for key, rows in by_suite.items():
         suite = suites.get(key)
         who = f"Planner {suite.planner}, judge {suite.judge}, {suite.objective} objective."
+        who += f" The suite is {suite.remark}." if suite.remark else ""
         missing = [name for name in LEARNERS if name not in rows]
         lines += [f"## {suite.name}", "", who, "", *table(HEAD, [_cells(name, rows) for name in rows]), ""]
         lines += [f"No runs here: {', '.join(missing)}.", ""] if missing else []

@@ -5,12 +5,14 @@ The same state gives the same pixels. Scales belong to the task, not to the mome
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from shard_gym.envs.canvas import (
+from shard_gym.envs.episodes import Prepared
+from shard_gym.envs.rewards import outcome
+from shard_gym.envs.states import State, Waiting
+from shard_gym.pictures.canvas import (
     BLACK,
     DARK_BLUE,
     GREEN,
@@ -25,11 +27,8 @@ from shard_gym.envs.canvas import (
     Canvas,
     Colour,
 )
-from shard_gym.envs.episodes import Prepared
-from shard_gym.envs.render import in_units, unit_of
-from shard_gym.envs.rewards import outcome
-from shard_gym.envs.states import State, Waiting
-from shard_gym.simulators import Latency
+from shard_gym.pictures.phases import legend, phases
+from shard_gym.pictures.scales import in_units, round_numbers, unit_of
 from shard_gym.tables.pool import NUM_BINS
 
 HEIGHT, NARROWEST, WIDEST = 544, 640, 1920  # of the picture; its width is for the devices
@@ -39,13 +38,6 @@ CROSS = "\u00d7"
 ROOMY = 56  # pixels a device needs for a label of its own
 LARGE, MEDIUM, SMALL = 24, 16, 14  # letters
 
-LEGEND: dict[str, dict[str, list[tuple[str, Colour]]]] = {  # parts of a device's cost in the order they run
-    "kernel": {"forward": [("compute", DARK_BLUE)], "backward": [("compute", ORANGE)]},
-    "iteration": {
-        "forward": [("compute", DARK_BLUE), ("wait", (200, 200, 200)), ("comm", LIGHT_BLUE)],
-        "backward": [("comm", YELLOW), ("compute", ORANGE)],
-    },
-}
 CHOICES = (("columns", GREEN), ("hosts", ORANGE), ("rows", DARK_BLUE), ("copies", YELLOW))
 USE_LABELS = ("1", "4", "16", "64", "256", "1k", "4k", "", "more")  # of every other bin, its most uses
 
@@ -125,13 +117,6 @@ class Panel:
             self.canvas.text(str(device), (self.middle(device), self.below + 14), SMALL, GREY, align=0.5)
 
 
-def round_numbers(top: float, most: int) -> list[float]:
-    """Multiples, no more than so many, of 1, 2 or 5 times a power of ten, above 0 and up to a number."""
-    power = 10.0 ** math.floor(math.log10(top / most))
-    step = next(power * m for m in (1, 2, 5, 10, 20) if int(top / (power * m) + 1e-9) <= most)
-    return [step * i for i in range(1, int(top / step + 1e-9) + 1)]
-
-
 def _draw_title(canvas: Canvas, state: State, title: str) -> None:
     prepared, placed, total = state.episode.prepared, state.num_placed, state.num_pieces
     task, right = prepared.task, canvas.width - EDGE
@@ -147,7 +132,7 @@ def _draw_title(canvas: Canvas, state: State, title: str) -> None:
 def _draw_costs(canvas: Canvas, state: State) -> None:
     prepared, latency, even = state.episode.prepared, state.latency(), even_share(state.episode.prepared)
     objective = prepared.task.objective
-    cost, parts = latency.cost(objective), _parts(latency, objective)
+    cost, parts = latency.cost(objective), phases(latency, objective)
     dearest = 0.0 if prepared.embedding is None else float(prepared.alone.max())  # or it would cost a call a table
     panel = Panel(canvas, 136, 296, 2 * max(even, dearest) or 1.0, len(cost))
     slowest = f" (device {cost.argmax()})" if cost.max() > 0 else ""
@@ -160,32 +145,17 @@ def _draw_costs(canvas: Canvas, state: State) -> None:
     panel.draw_scale(4)
     for device in range(panel.devices):
         below = 0.0
-        for ms, colour in parts:
-            canvas.box(panel.bar(device, below, below + ms[device]), colour)
-            below += ms[device]
+        for phase in parts:
+            canvas.box(panel.bar(device, below, below + phase.ms[device]), phase.colour)
+            below += phase.ms[device]
     canvas.dashes(LEFT, canvas.width - EDGE, panel.y(even) - 1, BLACK)
     for device in range(panel.devices):
         _draw_cost(panel, device, float(cost[device]))
 
 
-def _parts(latency: Latency, objective: str) -> list[tuple[np.ndarray, Colour]]:
-    """Parts of each device's cost, ms (K,), and the colour of each part; in the order of the legend."""
-    forward, backward = latency.forward_compute, latency.backward_compute
-    if objective == "kernel":
-        parts = [forward, backward]
-    else:
-        parts = [forward, forward.max() - forward, latency.forward_comm, latency.backward_comm, backward]
-    colours = [colour for phase in _legend(objective).values() for _, colour in phase]
-    return list(zip(parts, colours, strict=True))
-
-
-def _legend(objective: str) -> dict[str, list[tuple[str, Colour]]]:
-    return LEGEND["kernel" if objective == "kernel" else "iteration"]
-
-
 def _draw_legend(canvas: Canvas, objective: str) -> None:
     x, y = LEFT, 110
-    for direction, parts in _legend(objective).items():
+    for direction, parts in legend(objective).items():
         x += 8 + canvas.text(direction, (x, y), SMALL)
         for name, colour in parts:
             canvas.box((x, y - 6, x + 12, y + 6), colour)

@@ -6,18 +6,6 @@ from shard_gym.envs.states import State
 from shard_gym.tables.pool import GB
 
 _BAR = 30  # characters of the longest bar
-_UNITS = {"GiB": GB, "MiB": 2**20, "KiB": 2**10}
-
-
-def in_units(size: float) -> str:
-    """A number of bytes for people."""
-    unit, name = unit_of(size)
-    return f"{size / unit:.3g} {name}"
-
-
-def unit_of(size: float) -> tuple[int, str]:
-    """The unit that a number of bytes is best told in, and its name."""
-    return next(((unit, name) for name, unit in _UNITS.items() if size >= unit), (1, "bytes"))
 
 
 def describe(state: State) -> str:

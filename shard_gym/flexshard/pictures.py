@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shard_gym.envs.canvas import DARK_BLUE, GREY, LIGHT_BLUE, ORANGE, Canvas
 from shard_gym.flexshard.stretches import STRETCHES
+from shard_gym.pictures.canvas import DARK_BLUE, GREY, LIGHT_BLUE, ORANGE, Canvas
 
 COLOURS = {"DP": DARK_BLUE, "Flex": LIGHT_BLUE, "RW": ORANGE}
 LEFT, EACH = 16, 9  # pixels: the margin, and the width of a stretch

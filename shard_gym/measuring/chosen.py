@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shard_gym.errors import CorruptFile, SimulatorError
+from shard_gym.errors import CorruptFile, InfeasibleTask, SimulatorError
 from shard_gym.measuring.measurements import Measurements
 from shard_gym.plan.plan import Plan
 from shard_gym.records.files import read_json, write_whole
@@ -21,6 +22,7 @@ from shard_gym.task import suites
 from shard_gym.task.task import Task
 
 SCHEMA = "shard-gym/chosen-plans/1"
+SCHEMA_2 = "shard-gym/chosen-plans/2"  # of several suites, with plans that split tables, and solvers that found none
 SUITE, POOL = "tight-80x8", "metasyn_3_856"  # tables that no fit has seen
 CLOSE = 0.02  # predicted makespans this near to each other count as close
 
@@ -28,9 +30,24 @@ Shard = tuple[tuple[int, ...], tuple[int, ...]]  # tables by index in their pool
 Solver = Callable[[Task, Simulator], Plan]
 
 
-def tasks(count: int) -> list[Task]:
-    """80 tables of dim 16 or 32 on 8 devices, as MetaSyn-80x8 has them, from a pool that no fit has seen."""
-    return [as_measured(task) for task in suites.get(SUITE).tasks("test")[:count]]
+@dataclass(frozen=True)
+class Pick:
+    """Some test tasks of a suite, as they are measured."""
+
+    suite: str
+    first: int
+    count: int
+
+    def tasks(self) -> dict[int, Task]:
+        """The tasks by number."""
+        return {number: task_of(self.suite, number) for number in range(self.first, self.first + self.count)}
+
+
+@cache
+def task_of(suite: str, number: int) -> Task:
+    """A test task of a suite; of iterations the compute alone, as MetaSyn-80x8 has it."""
+    task = suites.get(suite).bank_of("test")[number]
+    return task if task.objective == "kernel" else as_measured(task)
 
 
 def as_measured(task: Task) -> Task:
@@ -51,18 +68,31 @@ def shards_of(task: Task, plan: Plan) -> Iterator[Shard]:
             yield tuple(index[mine].tolist()), tuple(task.tables.dim[mine].tolist())
 
 
-def choose(planner: Simulator, solvers: Mapping[str, Solver], count: int) -> tuple[dict[str, Any], Measurements]:
-    """Plans of `count` tasks with their predicted makespans, and their shards, not measured yet."""
+def choose(
+    planner: Simulator, solvers: Mapping[str, Solver], picks: Sequence[Pick]
+) -> tuple[dict[str, Any], Measurements]:
+    """Plans of the tasks picked with their predicted makespans, and their shards, not measured yet."""
     plans: list[dict[str, Any]] = []
     shards: dict[Shard, None] = {}
-    for number, task in enumerate(tasks(count)):
-        for name, solve in solvers.items():
-            plan = solve(task, planner)
-            predicted = float(plan_latency(planner, task, plan).makespan("kernel"))
-            plans.append({"task": number, "solver": name, "predicted": predicted, "device": list(plan.device)})
-            shards |= dict.fromkeys(shards_of(task, plan))
-    chosen = {"schema": SCHEMA, "planner": planner.id, "suite": SUITE, "plans": plans}
+    for pick in picks:
+        for number, task in pick.tasks().items():
+            for name, solve in solvers.items():
+                entry, plan = _planned(task, solve, planner)
+                plans.append({"suite": pick.suite, "task": number, "solver": name, **entry})
+                shards |= dict.fromkeys(shards_of(task, plan) if plan else ())
+    chosen = {"schema": SCHEMA_2, "planner": planner.id, "plans": plans}
     return chosen, Measurements.unmeasured(POOL, list(shards), kind="searched")
+
+
+def _planned(task: Task, solve: Solver, planner: Simulator) -> tuple[dict[str, Any], Plan | None]:
+    """The entry of a solver on a task, and its plan if it found one."""
+    try:
+        plan = solve(task, planner)
+    except InfeasibleTask:
+        return {"predicted": None}, None
+    predicted = float(plan_latency(planner, task, plan).makespan("kernel"))
+    splits = {"splits": list(plan.splits)} if plan.splits else {}
+    return {"predicted": predicted, "device": list(plan.device), **splits}, plan
 
 
 def save(path: Path, chosen: dict[str, Any]) -> None:
@@ -75,25 +105,35 @@ def save(path: Path, chosen: dict[str, Any]) -> None:
 def load(path: Path) -> dict[str, Any]:
     """Read what `save` wrote."""
     chosen = read_json(path)
-    if not isinstance(chosen, dict) or chosen.get("schema") != SCHEMA:
-        raise CorruptFile(f"{path} does not hold plans of schema {SCHEMA}")
+    if not isinstance(chosen, dict) or chosen.get("schema") not in (SCHEMA, SCHEMA_2):
+        raise CorruptFile(f"{path} does not hold plans of schema {SCHEMA} or {SCHEMA_2}")
     return chosen
 
 
 def again(chosen: dict[str, Any], planner: Simulator) -> dict[str, Any]:
     """The same plans with what another planner predicts of them."""
-    known = tasks(1 + max(entry["task"] for entry in chosen["plans"]))
-    plans = [
-        entry
-        | {"predicted": float(planner.latency(known[entry["task"]], np.array(entry["device"])).makespan("kernel"))}
-        for entry in chosen["plans"]
-    ]
+    plans = [entry | {"predicted": _predicted(entry, planner)} for entry in chosen["plans"]]
     return chosen | {"planner": planner.id, "plans": plans}
+
+
+def _predicted(entry: dict[str, Any], planner: Simulator) -> float | None:
+    """The makespan of an entry's plan, None where there is none."""
+    if entry["predicted"] is None:
+        return None
+    task = task_of(entry.get("suite", SUITE), entry["task"])
+    return float(plan_latency(planner, task, _plan(entry)).makespan("kernel"))
+
+
+def _plan(entry: dict[str, Any]) -> Plan:
+    return Plan(tuple(entry["device"]), tuple(entry.get("splits", ())))
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """Plans of T tasks by S solvers: makespans by planner and judge (T, S), K devices measured R times; all ms."""
+    """Plans of T tasks by S solvers: makespans by planner and judge (T, S), K devices measured R times; all ms.
+
+    Where a solver found no plan all of it is infinite.
+    """
 
     planner: str
     solvers: tuple[str, ...]
@@ -133,32 +173,40 @@ class Outcome:
 
 
 def outcome(
-    chosen: dict[str, Any], runs: Sequence[Measurements], planner: Simulator, judge: Simulator | None = None
+    chosen: dict[str, Any],
+    runs: Sequence[Measurements],
+    planner: Simulator,
+    judge: Simulator | None = None,
+    suite: str = SUITE,
 ) -> Outcome:
-    """Times of the chosen plans in each run; tasks with a shard that some run lacks are left out."""
+    """Times of the plans chosen for a suite in each run; tasks with a shard that some run lacks are left out."""
     if planner.id != chosen["planner"]:
         raise SimulatorError(f"these plans were chosen with {chosen['planner']}, not with {planner.id}")
-    solvers = tuple(dict.fromkeys(entry["solver"] for entry in chosen["plans"]))
-    known = tasks(1 + max(entry["task"] for entry in chosen["plans"]))
+    entries = [entry for entry in chosen["plans"] if entry.get("suite", SUITE) == suite]
+    solvers = tuple(dict.fromkeys(entry["solver"] for entry in entries))
+    known = {number: task_of(suite, number) for number in dict.fromkeys(entry["task"] for entry in entries)}
+    rows = {number: row for row, number in enumerate(known)}
     predicted, judged = np.full((2, len(known), len(solvers)), np.nan)
-    expected, spread = np.zeros((2, *predicted.shape, known[0].num_devices))
+    expected, spread = np.zeros((2, *predicted.shape, suites.get(suite).num_devices))
     devices = np.zeros((len(runs), *expected.shape))
     times = [_times(run) for run in runs]
-    for entry in chosen["plans"]:
-        at = entry["task"], solvers.index(entry["solver"])
-        task, placement = known[entry["task"]], np.array(entry["device"])
+    for entry in entries:
+        at, task = (rows[entry["task"]], solvers.index(entry["solver"])), known[entry["task"]]
+        if entry["predicted"] is None:
+            predicted[at] = judged[at] = expected[at] = devices[:, *at] = np.inf
+            continue
+        plan = _plan(entry)
         predicted[at] = entry["predicted"]
         if judge is not None:
-            judged[at] = judge.latency(task, placement).makespan("kernel")
-        latency = planner.latency(task, placement)
+            judged[at] = plan_latency(judge, task, plan).makespan("kernel")
+        latency, shards = plan_latency(planner, task, plan), list(shards_of(task, plan))
         compute = latency.compute
-        shards = list(shards_of(task, Plan(tuple(entry["device"]))))
         expected[at][: len(shards)] = compute[compute > 0]
         if latency.spread is not None:
             spread[at][: len(shards)] = latency.spread[compute > 0]
         for r, of in enumerate(times):
             devices[(r, *at)][: len(shards)] = [of.get(shard, np.nan) for shard in shards]
-    whole = np.isfinite(devices).all(axis=(0, 2, 3)) & np.isfinite(predicted).all(axis=1)
+    whole = ~np.isnan(devices).any(axis=(0, 2, 3)) & ~np.isnan(predicted).any(axis=1)
     if not whole.any():
         raise SimulatorError("no task has all its shards measured in every run: measure for longer")
     return Outcome(chosen["planner"], solvers, predicted, judged, expected, devices, spread).of_tasks(whole)
@@ -213,18 +261,23 @@ def figures(found: Outcome) -> dict[str, Any]:
     }
 
 
-def order(believed: np.ndarray, true: np.ndarray) -> dict[str, float]:
-    """Share of pairs of plans of a task that both put in the same order: of all, and of those believed to be close."""
+def order(believed: np.ndarray, true: np.ndarray) -> dict[str, Any]:
+    """Share of pairs of plans of a task that both put in the same order: of all, and of those believed to be close.
+
+    `apart` says how far apart the plans of each two solvers are believed to be, on average over tasks.
+    """
     pairs = list(combinations(range(believed.shape[1]), 2))
     one, other = (np.array(side) for side in zip(*pairs, strict=True))
     gap = believed[:, one] / believed[:, other] - 1
     same = np.sign(gap) == np.sign(true[:, one] - true[:, other])
     close = abs(gap) < CLOSE
+    apart = np.sort(abs(gap).mean(axis=0)).tolist()
     return {
         "all": float(same.mean()),
         "far": float(same[~close].mean()) if (~close).any() else float("nan"),
         "close": float(same[close].mean()) if close.any() else float("nan"),
         "share_close": float(close.mean()),
+        "apart": apart,
     }
 
 
@@ -253,12 +306,14 @@ def section(found: dict[str, Any]) -> list[str]:
             f"{r['predicted_speedup']:.3f} | {judged[1]} | {r['measured_speedup']:.3f} | {r['crossed_speedup']:.3f} |"
         )
     told, between = found["order"], found["order_of_runs"]
+    apart = ", ".join(f"{share:.1%}" for share in told["apart"])
     return [
         *lines,
         "",
         f"Of two plans of a task the planner names the faster one in {told['all']:.1%} of pairs: {told['far']:.1%} of "
         f"those that it holds to be more than {CLOSE:.0%} apart, {told['close']:.1%} of the rest "
-        f"({told['share_close']:.0%} of pairs). One run against the mean of the others agrees on {between['all']:.1%}. "
+        f"({told['share_close']:.0%} of pairs). It holds plans of each two solvers to be {apart} apart. One run "
+        f"against the mean of the others agrees on {between['all']:.1%}. "
         f"The plan predicted to be fastest takes {found['regret']:.2%} longer than the one measured to be. A device "
         f"takes {found['shard_bias']:+.1%} ± {found['shard_deviation']:.1%} more than predicted.",
         "",

@@ -222,6 +222,8 @@ def check_trace(rows: torch.Tensor, batch: int, indices: torch.Tensor, offsets: 
 class Fbgemm:
     """The measured simulator: each distinct shard of the placements is run for real, at the simulator's batch."""
 
+    basis = "measured"
+
     def __init__(self, settings: Settings | None = None) -> None:
         self.bench = Bench(settings)
         self.id = simulator_id(self.bench.settings)

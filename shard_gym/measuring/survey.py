@@ -130,7 +130,7 @@ class Survey:
         make = import_module("shard_gym_agents").make  # the world knows no solver but by name
         solvers = {name: make(solver, **settings) for name, (solver, settings) in SOLVERS.items()}
         planner, count = self._fitted("planner"), min(max(affordable, FEWEST_TASKS), TASKS)
-        plans, shards = chosen.choose(planner, solvers, count)
+        plans, shards = chosen.choose(planner, solvers, [chosen.Pick(chosen.SUITE, 0, count)])
         shards.save(self._work("plans.npz"))
         chosen.save(self._done("choose"), plans)
 

@@ -52,6 +52,8 @@ class Run:
     error: str | None
     wall_seconds: float
     simulator_calls: int
+    cpu_seconds: float | None = None
+    alone: bool = False  # nothing else was timed or run beside it
 
 
 class Unseen(FastSimulator):
@@ -85,19 +87,29 @@ def score(task: Task, plan: Plan, judge: Simulator) -> Score:
 def run(solver: Solver, planner: Simulator, task: Task) -> Run:
     """Call a solver once: time the call, count its questions, and turn its failure into words."""
     asked = Unseen(planner) if track(solver) == "blind" else counted(planner)
-    start = time.perf_counter()
-    wall = math.nan
+    start = _clocks()
+    spent: tuple[float, float] | None = None
     try:
         plan = solver(task, asked)
-        wall = time.perf_counter() - start
+        spent = _since(start)
         check(task, plan)
         plan = Plan.from_dict(json.loads(json.dumps(Plan.to_dict(plan))))  # a value of ours, whatever it was
     except Exception as error:  # a third party's failure fails its own row only
-        spent = time.perf_counter() - start
+        wall, cpu = spent or _since(start)
         if not isinstance(error, ShardGymError):
             logger.warning("%s failed on task %s", type(solver).__name__, task.hash, exc_info=True)
-        return Run(None, describe(error), spent if math.isnan(wall) else wall, asked.calls)
-    return Run(plan, None, wall, asked.calls)
+        return Run(None, describe(error), wall, asked.calls, cpu)
+    return Run(plan, None, spent[0], asked.calls, spent[1])
+
+
+def _clocks() -> tuple[float, float]:
+    """Seconds on the wall, and of CPU that this process used."""
+    return time.perf_counter(), time.process_time()
+
+
+def _since(start: tuple[float, float]) -> tuple[float, float]:
+    wall, cpu = _clocks()
+    return wall - start[0], cpu - start[1]
 
 
 def evaluate(
@@ -151,6 +163,8 @@ def judged(blank: Result, index: int, task: Task, run: Run, judge: Simulator) ->
         makespan=None if found is None else found.makespan,
         wall_seconds=run.wall_seconds,
         simulator_calls=run.simulator_calls,
+        cpu_seconds=run.cpu_seconds,
+        alone=run.alone,
     )
     return result, found
 

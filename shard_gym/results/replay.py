@@ -5,28 +5,42 @@
         ...
     replay.notes()                       # what these lines are of, and what was not checked
 
-Refused, with the line's number: a makespan that its plan does not have, a score without a plan, another benchmark
-version, a task that is in no split of its suite, lines of two splits in one suite, a task twice, a task that one run
-has and another has not, a configuration, track or seed that changes, and a track that the agent does not have.
+Refused, with the line's number: a makespan that its plan does not have, a score without a plan, a benchmark version
+by which plans were judged otherwise, a task that is in no split of its suite, lines of two splits in one suite, a task
+twice, a task that one run has and another has not, a configuration, track or seed that changes, and a track that the
+agent does not have. Only its budget may differ: an agent with several has the same seeds with each.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shard_gym import simulators
 from shard_gym.errors import CorruptFile, InvalidPlan, UnknownName
-from shard_gym.results import BENCHMARK_VERSION, Result, results_in
+from shard_gym.results import BENCHMARK_VERSION, SAME_SCORES, Result, results_in
 from shard_gym.results.evaluate import Score, score
 from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.task import suites
 from shard_gym.task.task import Task
 
+BUDGET = "budget"  # in a configuration: seconds a task
 UNCHECKED = "seconds, calls, versions, commit, and that the agent named found these plans in the time its options tell"
 Judged = tuple[Result, Score | None]
+
+
+class _RunOf(NamedTuple):
+    """What the lines of a run have in common."""
+
+    suite: str
+    agent: str
+    seed: int | None
+    planner: str
+    judge: str
+    budget: str
 
 
 @dataclass
@@ -50,8 +64,7 @@ class Replay:
         self.judges: dict[str, Simulator] = {}
         self.suites: dict[str, _Tasks] = {}
         self.agents: dict[tuple[str, str], tuple[Any, int]] = {}  # what each says of itself, and in which line
-        # Indices of tasks by suite, agent, seed, planner and judge.
-        self.runs: dict[tuple[str, str, int | None, str, str], set[int]] = {}
+        self.runs: dict[_RunOf, set[int]] = {}  # indices of tasks
         self.lines = self.plans = self.feasible = 0
 
     def __iter__(self) -> Iterator[Judged]:
@@ -69,20 +82,20 @@ class Replay:
         """Lines on what was replayed, suite by suite, and on what was not checked."""
         told = []
         for key, tasks in self.suites.items():
-            runs = [run for run in self.runs if run[0] == key]
+            runs = [run for run in self.runs if run.suite == key]
             where = f"of the {tasks.of} {tasks.split} tasks of {key}" if key else f"of {tasks.of} tasks of no suite"
-            agents = len({agent for _, agent, *_ in runs})
+            agents = len({run.agent for run in runs})
             told.append(f"{len(tasks.hashes)} {where}: {agents} agents, {len(runs)} runs")
             if key:
                 own = suites.get(key).planner, suites.get(key).judge
-                others = sorted({run[3:] for run in runs} - {own})
+                others = sorted({(run.planner, run.judge) for run in runs} - {own})
                 told += [f"planner {planner}, judge {judge}: not those of {key}" for planner, judge in others]
         measured = sorted(name for name, judge in self.judges.items() if not isinstance(judge, FastSimulator))
         told += [f"makespans by {name} were measured and are not compared" for name in measured]
         return [*told, f"not checked: {UNCHECKED}"]
 
     def _line(self, result: Result, number: int) -> Score | None:
-        if result.benchmark_version != BENCHMARK_VERSION:
+        if result.benchmark_version not in SAME_SCORES:
             raise CorruptFile(f"of benchmark version {result.benchmark_version}, this is {BENCHMARK_VERSION}")
         task = self._task(result)
         self._together(result, number)
@@ -131,21 +144,31 @@ class Replay:
             raise CorruptFile(f"seed {r.seed}, but {r.config['seed']} in its configuration")
         if (own := self.track_of(r.agent)) not in (None, r.track):
             raise CorruptFile(f"{r.agent} is of track {own!r}, not {r.track!r}")
-        about = (r.track, {name: value for name, value in r.config.items() if name != "seed"})
+        same = {BUDGET: "any"} if BUDGET in r.config else {}
+        about = (r.track, {name: value for name, value in r.config.items() if name != "seed"} | same)
         first, line = self.agents.setdefault((r.suite, r.agent), (about, number))
         if first != about:
             raise CorruptFile(f"{r.agent} has another track or configuration than in line {line}")
-        run = self.runs.setdefault((r.suite, r.agent, r.seed, r.planner, r.judge), set())
+        budget = json.dumps(r.config.get(BUDGET))
+        run = self.runs.setdefault(_RunOf(r.suite, r.agent, r.seed, r.planner, r.judge, budget), set())
         if r.index in run:
             raise CorruptFile(f"task number {r.index} comes twice with {r.agent}, seed {r.seed}")
         run.add(r.index)
 
     def _end(self) -> None:
-        """Refuse a file in which some run leaves tasks out."""
-        for (suite, agent, seed, *_), run in self.runs.items():
-            if len(run) < (of := len(self.suites[suite].hashes)):
-                told = f"{agent}, seed {seed}, has no line of task number {min(set(range(of)) - run)}"
-                raise CorruptFile(f"{self.path}: {told}: {len(run)} of {of} are there")
+        """Refuse a file in which some run leaves tasks out, or some budget a seed."""
+        for run, done in self.runs.items():
+            if len(done) < (of := len(self.suites[run.suite].hashes)):
+                missing = min(set(range(of)) - done)
+                told = f"{run.agent}, seed {run.seed}, has no line of task number {missing}"
+                raise CorruptFile(f"{self.path}: {told}: {len(done)} of {of} are there")
+        budgets: dict[_RunOf, dict[str, set[Any]]] = {}
+        for run in self.runs:
+            of_run = budgets.setdefault(run._replace(seed=None, budget=""), {})
+            of_run.setdefault(run.budget, set()).add(run.seed)
+        for run, seeds in budgets.items():
+            if len({frozenset(found) for found in seeds.values()}) > 1:
+                raise CorruptFile(f"{self.path}: {run.agent} has not the same seeds with each budget: {seeds}")
         for suite, tasks in self.suites.items():
             if len(set(tasks.hashes)) < len(tasks.hashes):
                 raise CorruptFile(f"{self.path}: one task has several numbers in {suite or 'what was given'}")

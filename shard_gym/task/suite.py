@@ -7,24 +7,34 @@ The data are `data/banks.npz` (which tables, which dims, how much memory) and `d
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
+from functools import cache, partial
 from pathlib import Path
 from typing import overload
 
 import numpy as np
 
 from shard_gym.errors import UnknownName
+from shard_gym.records.files import DATA
+from shard_gym.records.guard import arrays_of, guarded
 from shard_gym.tables.metasyn import load_metasyn
-from shard_gym.tables.pool import GB, TablePool
+from shard_gym.tables.pool import GB, REFERENCE_BATCH, TablePool
 from shard_gym.task.links import Links
 from shard_gym.task.task import Task
 
 SPLITS = ("train", "val", "test")
 MOST_ROWS = 10**9  # of tables whose rows are doubled
+MOST_DOUBLINGS = 30
+GROUPS = {  # what a suite is for
+    "headline": "ranks can be decided: there is room, or dead ends, and 100 tasks or more",
+    "core": "test tables that no training task holds",
+    "parity": "as the papers drew them",
+    "scaling": "planning time as tasks grow; on every task cost-greedy is within 0.5 % of the best known plan",
+}
+BEST_KNOWN, FROZEN_PLAN = "the best known plan", "a frozen reference plan"
 PADDING = np.iinfo(np.uint16).max  # fills the rows of a bank whose tasks differ in length
+Columns = dict[str, np.ndarray]  # of tasks: tables and dims (T, N), doublings too if any; memory (T,) if it differs
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,11 @@ class Suite:
     residences: tuple[str, ...] = ("hbm",)
     host_memory_gb: float = 0.0
     tables: str = ""  # key of the suite whose tables these are, with memory and references of its own; "": its own
+    batch: int = REFERENCE_BATCH  # samples a step, over all devices
+    group: str = "core"  # one of GROUPS
+    remark: str = ""  # a reader of its ranks should know
+    gap_to: str = BEST_KNOWN  # or FROZEN_PLAN: the better of two that a planner found when the suite was frozen
+    pays: str = ""  # default reward of its environment; "": balance for kernel suites, latency for iteration suites
     folder: str = ""  # with a banks.npz and a references.npz of its own; "": the package's
 
     @property
@@ -71,6 +86,11 @@ class Suite:
         return self.tables or self.frozen_as
 
     @property
+    def ranked(self) -> bool:
+        """False if ranks on it tell nothing."""
+        return self.group != "scaling"
+
+    @property
     def env_id(self) -> str:
         """The Gymnasium id."""
         return f"ShardGym-{self.name}"
@@ -86,8 +106,8 @@ class Suite:
 
     @property
     def reward(self) -> str:
-        """The default reward: balance for kernel suites, latency for iteration suites."""
-        return "balance" if self.objective == "kernel" else "latency"
+        """The default reward."""
+        return self.pays or ("balance" if self.objective == "kernel" else "latency")
 
     def tasks(self, split: str = "train") -> tuple[Task, ...]:
         """The tasks of "train", "val" or "test"."""
@@ -120,10 +140,35 @@ class Suite:
             raise UnknownName(f"simulator with a random reference on {self.key}", by, known)
         return frozen[key]
 
+    def has_reference_plans(self, split: str = "test") -> bool:
+        """True if the plans that gaps are to were frozen with the suite."""
+        return self._plans(split) in self._data("references.npz")
+
+    def reference_makespans(self, split: str = "test") -> np.ndarray:
+        """Makespan of each task's frozen reference plan by the judge, (T,) ms; NaN where none was found.
+
+        It is the plan of `ladder` or of some seconds of `auto`, whichever the planner predicted to be faster. Nobody
+        searched the judge for it, so plans may be better: their gap is below 0.
+        """
+        if not self.has_reference_plans(split):
+            told = [key.replace("/plan/", " ") for key in self._data("references.npz") if "/plan/" in key]
+            raise UnknownName("frozen reference plans", self._plans(split).replace("/plan/", " "), told)
+        return self._data("references.npz")[self._plans(split)]
+
+    def _plans(self, split: str) -> str:
+        return f"{self.frozen_as}/plan/{_known(split)}/{self.judge}"
+
     def feature_scaling(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation (21,) of the training tables' features; deviations of zero are given as 1."""
-        mean, deviation = self._data("banks.npz")[f"{self.drawn_as}/scaling"]
+        data = self._data("banks.npz")
+        with guarded(f"{self._place}, scaling of {self.drawn_as}"):
+            mean, deviation = data[f"{self.drawn_as}/scaling"]
         return mean, deviation
+
+    @property
+    def _place(self) -> str:
+        """The folder of its data, for errors."""
+        return self.folder or "the data of shard_gym"
 
     def _data(self, name: str) -> Mapping[str, np.ndarray]:
         return _archive(self.folder, name)
@@ -137,9 +182,10 @@ def _known(split: str) -> str:
 
 @cache
 def _archive(folder: str, name: str) -> Mapping[str, np.ndarray]:
-    """An archive of arrays; each is unpacked when asked for."""
-    content = ((Path(folder) if folder else files("shard_gym") / "data") / name).read_bytes()
-    return np.load(io.BytesIO(content), allow_pickle=False)
+    """An archive of arrays; of the package's own each is unpacked when asked for."""
+    if folder:
+        return arrays_of(Path(folder) / name)
+    return np.load(io.BytesIO((DATA / name).read_bytes()), allow_pickle=False)
 
 
 class SuiteTasks(Sequence[Task]):
@@ -148,13 +194,13 @@ class SuiteTasks(Sequence[Task]):
     Their tables are those of a pool, some columns wide, and with rows doubled so many times.
     """
 
-    def __init__(self, suite: Suite, split: str) -> None:
-        bank = _archive(suite.folder, "banks.npz")
-        self.suite, self.split = suite, split
-        self.ids, self.dims = (bank[f"{suite.drawn_as}/{split}/{column}"] for column in ("tables", "dims"))
-        self.doublings = bank.get(f"{suite.drawn_as}/{split}/doublings", np.zeros_like(self.ids))
-        memory = bank.get(f"{suite.frozen_as}/{split}/memory")
-        self.memory = [np.array(suite.memory_gb) * GB] * len(self.ids) if memory is None else memory
+    def __init__(self, suite: Suite, split: str, pool: Callable[[], TablePool], columns: Columns) -> None:
+        self.suite, self.split, self.pool = suite, split, pool
+        with guarded(f"{suite._place}, bank of {suite.drawn_as}"):
+            self.ids, self.dims = columns["tables"], columns["dims"]
+            self.doublings = columns.get("doublings", np.zeros_like(self.ids))
+            self.memory = columns.get("memory", np.tile(np.array(suite.memory_gb) * GB, (len(self.ids), 1)))
+            self._check()
         self._made: dict[int, Task] = {}
 
     def __len__(self) -> int:
@@ -172,13 +218,25 @@ class SuiteTasks(Sequence[Task]):
             return tuple(self[i] for i in range(len(self))[index])
         i = range(len(self))[index]
         if i not in self._made:
-            self._made[i] = self._make(i)
+            with guarded(f"{self.suite._place}, task {self.suite.key}/{self.split}/{i}"):
+                self._made[i] = self._make(i)
         return self._made[i]
 
     @property
     def most_tables(self) -> int:
         """Tables of the task that has the most of them."""
         return int((self.ids != PADDING).sum(axis=1).max())
+
+    def _check(self) -> None:
+        """Refuse columns of other shapes, or of what is no number."""
+        columns = {"tables": self.ids, "dims": self.dims, "doublings": self.doublings}
+        for name, column in columns.items():
+            if column.ndim != 2 or column.shape != self.ids.shape or column.dtype.kind not in "iu":
+                raise ValueError(f"{name} of shape {column.shape} and type {column.dtype}, not a row of ints a task")
+        if len(self.memory) != len(self.ids):
+            raise ValueError(f"{len(self.ids)} tasks, memory of {len(self.memory)}")
+        if self.doublings.size and not 0 <= self.doublings.min() <= self.doublings.max() <= MOST_DOUBLINGS:
+            raise ValueError(f"rows are doubled 0 to {MOST_DOUBLINGS} times")
 
     def _make(self, i: int) -> Task:
         suite = self.suite
@@ -187,6 +245,7 @@ class SuiteTasks(Sequence[Task]):
             self._tables(i),
             memory=tuple(per_device.tolist()),
             objective=suite.objective,
+            batch=suite.batch,
             speed=suite.speed,
             links=suite.links,
             optimizer=suite.optimizer,
@@ -199,7 +258,7 @@ class SuiteTasks(Sequence[Task]):
         )
 
     def _tables(self, i: int) -> TablePool:
-        pool, used = load_metasyn(*self.suite.pools[SPLITS.index(self.split)]), self.ids[i] != PADDING
+        pool, used = self.pool(), self.ids[i] != PADDING
         columns = {"dim": self.dims[i][used], "dtype": (self.suite.dtype,) * int(used.sum())}
         tables, times = pool.take(self.ids[i][used]).with_(**columns), self.doublings[i][used]
         return with_doubled_rows(tables, times) if times.any() else tables
@@ -207,7 +266,11 @@ class SuiteTasks(Sequence[Task]):
 
 @cache
 def _tasks(suite: Suite, split: str) -> SuiteTasks:
-    return SuiteTasks(suite, split)
+    bank = _archive(suite.folder, "banks.npz")
+    of = {name: f"{suite.drawn_as}/{split}/{name}" for name in ("tables", "dims", "doublings")}
+    of["memory"] = f"{suite.frozen_as}/{split}/memory"
+    columns = {name: bank[key] for name, key in of.items() if key in bank}
+    return SuiteTasks(suite, split, partial(load_metasyn, *suite.pools[SPLITS.index(split)]), columns)
 
 
 def with_doubled_rows(tables: TablePool, times: np.ndarray) -> TablePool:

@@ -7,7 +7,6 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -17,15 +16,17 @@ from shard_gym.errors import InvalidTask, SettingsIgnored, ShardGymError
 from shard_gym.plan.moves import delta
 from shard_gym.plan.plan import Plan
 from shard_gym.records import commands
-from shard_gym.results.evaluate import score, track
+from shard_gym.results.evaluate import score
 from shard_gym.results.replay import Replay
 from shard_gym.simulators import Simulator
 from shard_gym.task import suites
+from shard_gym.task.suite import GROUPS
 from shard_gym.task.task import Task
 from shard_gym_agents.cli.plans import assumed, delta_json, delta_report, repaid, report
+from shard_gym_agents.cli.show import add_picture, add_show, draw
 from shard_gym_agents.cli.solving import add_out, add_solver, solved
 from shard_gym_agents.cli.tasks import add_constraints, add_task, constrained, task_of
-from shard_gym_agents.learners import LEARNERS
+from shard_gym_agents.leaderboard.entries.validate import own_track
 from shard_gym_agents.learners.trained import shipped
 from shard_gym_agents.search.reshard import Reshard
 
@@ -35,6 +36,19 @@ OTHERS = {
     "fit": ("shard_gym.measuring.fit:main", "fit a cost network to measurements (needs torch)"),
     "train": ("shard_gym_agents.cli.train:main", "train a learner on a suite (needs torch)"),
     "leaderboard": ("shard_gym_agents.leaderboard.command:main", "rank agents on suites"),
+    "page": ("shard_gym_agents.leaderboard.page.command:main", "show stored results as an HTML page"),
+    "bound": ("shard_gym_agents.cli.bounds:bound", "what no plan of a task beats, with a certificate"),
+    "verify": ("shard_gym_agents.cli.bounds:verify_files", "accept or refuse certificates of bounds"),
+    "submit": ("shard_gym_agents.leaderboard.entries.command:submit", "pack an agent's runs and its card"),
+    "validate": (
+        "shard_gym_agents.leaderboard.entries.command:check",
+        "check entries: score every plan again",
+    ),
+    "new-agent": (
+        "shard_gym_agents.cli.new_agent:main",
+        "write a package with agents of yours, a test and a card",
+    ),
+    "round": ("shard_gym_agents.leaderboard.rounds.command:main", "hold a sealed round on tasks nobody has seen"),
     "profile": ("shard_gym_agents.cli.logs:profile", "tables from a log: CSV or Parquet (needs pyarrow)"),
     "flex": ("shard_gym_agents.cli.flex:main", "rows of sequence tables in tiers, by FlexShard"),
     "sweep": ("shard_gym_agents.cli.sweep:main", "plan the same tables on several machines, and compare"),
@@ -66,14 +80,22 @@ def _other(command: str, arguments: list[str]) -> int:
 
 
 def list_suites(options: argparse.Namespace) -> None:
-    """One line a suite; "one binds" is the share of test tasks whose makespan one table sets."""
+    """One line a suite, group by group; "one binds" is the share of test tasks whose makespan one table sets."""
     splits = "/".join(suites.SPLITS)
     print(f"{'suite':24} {'tables':>6} {'devices':>7} {splits:>14} {'one binds':>9} {'objective':10} planner, judge")
-    for suite in suites.SUITES.values():
-        counts = "/".join(str(suite.num_tasks(split)) for split in suites.SPLITS)
-        simulated = suite.planner if suite.planner == suite.judge else f"{suite.planner}, {suite.judge}"
-        size = f"{suite.num_tables:6} {suite.num_devices:7} {counts:>14} {suite.bound_share():9.0%}"
-        print(f"{suite.key:24} {size} {suite.objective:10} {simulated}")
+    for group, purpose in GROUPS.items():
+        print(f"\n{group}: {purpose}")
+        for suite in suites.SUITES.values():
+            if suite.group == group:
+                print(_suite_line(suite))
+
+
+def _suite_line(suite: suites.Suite) -> str:
+    counts = "/".join(str(suite.num_tasks(split)) for split in suites.SPLITS)
+    simulated = suite.planner if suite.planner == suite.judge else f"{suite.planner}, {suite.judge}"
+    size = f"{suite.num_tables:6} {suite.num_devices:7} {counts:>14} {suite.bound_share():9.0%}"
+    remark = f"; {suite.remark}" if suite.remark else ""
+    return f"{suite.key:24} {size} {suite.objective:10} {simulated}{remark}"
 
 
 def list_agents(options: argparse.Namespace) -> None:
@@ -118,8 +140,10 @@ def score_plan(options: argparse.Namespace) -> None:
 
 
 def diff(options: argparse.Namespace) -> None:
-    """Tell what moves from one stored plan to another, and what both are worth."""
+    """Tell what moves from one stored plan to another, and what both are worth; or draw both."""
     task, planner, judge = task_of(options)
+    if options.picture or options.out:
+        return draw(task, judge, [options.old, options.new], options.out)
     old, new = Plan.load(options.old), Plan.load(options.new)
     scores = [score(task, plan, judge) for plan in (old, new)]
     moves = delta(task, old, new)
@@ -129,20 +153,12 @@ def diff(options: argparse.Namespace) -> None:
 
 def replay_results(options: argparse.Namespace) -> None:
     """Check every stored result again."""
-    replayed = Replay(options.results, track_of=_track_of)
+    replayed = Replay(options.results, track_of=own_track)
     for _ in replayed:
         pass
     lines, plans, feasible = replayed.lines, replayed.plans, replayed.feasible
     print(f"{lines} results, {plans} plans scored again, all as stored, {feasible} of them feasible")
     commands.show("\n".join(replayed.notes()))
-
-
-@cache
-def _track_of(agent: str) -> str | None:
-    """The track of an agent of ours; None of others, and of learners, which their weights decide."""
-    if agent not in shard_gym_agents.AGENTS or agent in LEARNERS:
-        return None
-    return track(shard_gym_agents.make(agent))
 
 
 def _told_task(options: argparse.Namespace) -> tuple[Task, Simulator, Simulator]:
@@ -175,8 +191,12 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("old", metavar="OLD")
     command.add_argument("new", metavar="NEW")
     add_task(command)
-    command.add_argument("--json", action="store_true")
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true")
+    form.add_argument("--picture", action="store_true", help="draw both plans on one scale instead")
+    add_picture(command)
     command.set_defaults(run=diff)
+    add_show(made.add_parser("show", help="draw a plan: what each device costs and holds"))
     command = made.add_parser("replay", help="score stored results again; refuses what comes out otherwise")
     command.add_argument("results", metavar="RESULTS.jsonl")
     command.set_defaults(run=replay_results)

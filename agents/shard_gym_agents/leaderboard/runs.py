@@ -1,62 +1,36 @@
 """Runs jobs side by side, each in its own worker, and keeps every finished run on disk until all are done.
 
-A run that broke off is taken up again by the same command: a job's runs lie in `<out>/partial`, under a key
-of all that decides them (agent, its config and source, suite, split, seed, simulators, limits, and all files
-of both packages). What a third party's module imports is not in the key: `--fresh` forgets what was kept.
+A run that broke off is taken up again by the same command: a job's runs lie in `<out>/partial` (see `kept`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import shard_gym
-import shard_gym_agents
 from shard_gym import simulators
 from shard_gym.errors import ShardGymError
-from shard_gym.records import ledger
-from shard_gym.records.files import json_sha256
 from shard_gym.records.progress import ProgressBar
 from shard_gym.results import Result
 from shard_gym.results.evaluate import Run, Score, describe, judged, score
 from shard_gym.simulators import Simulator
-from shard_gym.task import suites
 from shard_gym.task.task import Task
 from shard_gym_agents.leaderboard.arena.host import Nursery, Turn, Worker, WorkerLost
 from shard_gym_agents.leaderboard.arena.job import Job
+from shard_gym_agents.leaderboard.arena.job import tasks_of as job_tasks
+from shard_gym_agents.leaderboard.kept import Keeper, Watched, blank_result, kept_runs, partial_path
 
+TIMED = 10  # tasks an agent, whose runs nothing else runs beside
 STRIKES = 3  # time-outs and deaths of an agent on a suite before it is given up
 LOST = ("late: ", "died: ")
 
 Judged = tuple[Result, Score | None]
-
-
-@dataclass
-class Watched:
-    """Figures of an agent's processes over all its runs, as the host saw them; seconds."""
-
-    isolation: str = ""
-    build: float = 0.0  # the longest
-    wall: float = 0.0
-    cpu: float = 0.0  # from questions to answers
-    idle: float = 0.0  # CPU between tasks
-    runs: int = 0
-
-    def add(self, other: Watched) -> None:
-        """Count another's runs too; the weaker isolation is the whole's."""
-        self.isolation = max(self.isolation, other.isolation)  # "", full, limits
-        self.build = max(self.build, other.build)
-        self.wall, self.cpu, self.idle = self.wall + other.wall, self.cpu + other.cpu, self.idle + other.idle
-        self.runs += other.runs
 
 
 @dataclass
@@ -136,22 +110,89 @@ class Seat:
 def run_jobs(jobs: Mapping[Job, dict[str, Any]], arena: Arena, workers: int) -> tuple[dict[Job, list[Judged]], bool]:
     """Run all jobs (with what each agent is): runs by job in the order of tasks, and true if all were done.
 
-    Ctrl-C ends it early: jobs then have the runs that were finished.
+    First come the runs whose times are told, one at a time, then all others side by side. Ctrl-C ends it early: jobs
+    then have the runs that were finished.
     """
     progress = ProgressBar(sum(len(tasks_of(job, arena.tasks)) for job in jobs))
-    done: dict[Job, list[Judged]] = {job: [] for job in jobs}
+    all_runs = [JobRuns(job, about, arena, progress) for job, about in jobs.items()]
     pool = ThreadPoolExecutor(workers)
+    complete = True
     try:
-        futures = [pool.submit(_run_job, job, jobs[job], arena, done[job], progress) for job in jobs]
+        for first in [runs for runs in all_runs if runs.job.seed == 0]:
+            pool.submit(first.be_timed).result()
+        futures = [pool.submit(runs.go_on, alone=workers == 1) for runs in all_runs]
         for future in as_completed(futures):
             future.result()
     except KeyboardInterrupt:
-        return done, False
+        complete = False
     finally:
         arena.stop()
         pool.shutdown(cancel_futures=True)
         progress.close()
-    return done, True
+    return {runs.job: runs.done for runs in all_runs}, complete
+
+
+class JobRuns:
+    """A job's runs, one task after another, and kept on disk; those of a command that broke off are not run again."""
+
+    def __init__(self, job: Job, about: dict[str, Any], arena: Arena, progress: ProgressBar) -> None:
+        self.job, self.about, self.arena, self.progress = job, about, arena, progress
+        self.done: list[Judged] = []
+        path = partial_path(job, about, arena.partial)
+        if arena.fresh:
+            path.unlink(missing_ok=True)
+        self.kept, self.keeper = kept_runs(path), Keeper(path)
+        lost = sum((result.error or "").startswith(LOST) for result, _ in self.kept.values())
+        arena.strikes[job.suite, job.agent] += lost
+        self.blank = blank_result(job, about)
+
+    def be_timed(self) -> None:
+        """Run the first tasks while nothing else runs, up to the first that fails, which tells no time."""
+        self._go_on(tasks_of(self.job, self.arena.tasks)[:TIMED], alone=True, until_failure=True)
+
+    def go_on(self, alone: bool) -> None:
+        """Run all tasks that are left; `alone` says that nothing else runs meanwhile."""
+        self._go_on(tasks_of(self.job, self.arena.tasks), alone)
+
+    def _go_on(self, tasks: Sequence[Task], alone: bool, until_failure: bool = False) -> None:
+        judge = simulators.make(self.job.judge)
+        seat = Seat(self.job, self.about.get("track", ""), self.arena)
+        label = f"{self.job.suite} {self.job.agent} seed {self.job.seed}"
+        try:
+            for task in tasks[len(self.done) :]:
+                if task.hash not in self.kept and self.arena.stopped.is_set():
+                    return
+                if not (self._take_over(task, judge) or self._run(task, judge, seat, alone)):
+                    return
+                self.progress.step(label, fresh=task.hash not in self.kept)
+                if until_failure and self.done[-1][0].plan is None:
+                    return
+        finally:
+            self.keeper.close()
+            seat.close()
+
+    def _take_over(self, task: Task, judge: Simulator) -> bool:
+        """Count the run that an earlier command kept, if there is one."""
+        if task.hash not in self.kept:
+            return False
+        earlier, seen = self.kept[task.hash]
+        found = None if earlier.plan is None else score(task, earlier.plan, judge)
+        self.done.append((replace(earlier, index=len(self.done)), found))
+        self.arena.watched[self.job].add(seen)
+        return True
+
+    def _run(self, task: Task, judge: Simulator, seat: Seat, alone: bool) -> bool:
+        """Run the agent on the task; false if the run was cut short, whatever the agent says."""
+        index = len(self.done)
+        turn = _none(self.blank.error) if self.blank.error else seat.solve(index)
+        if self.arena.stopped.is_set():
+            return False
+        self.done.append(_judged(self.blank, index, task, replace(turn.run, alone=alone), judge))
+        seen = _watched(turn, seat.build, self.arena)
+        if not (turn.run.error or "").startswith("given up"):
+            self.keeper.add(self.done[-1][0], seen)
+        self.arena.watched[self.job].add(seen)
+        return True
 
 
 def describe_agents(jobs: Iterable[Job], arena: Arena, workers: int) -> dict[Job, dict[str, Any]]:
@@ -179,65 +220,7 @@ def _described(job: Job, arena: Arena) -> dict[str, Any]:
 
 def tasks_of(job: Job, limit: int | None) -> tuple[Task, ...]:
     """The tasks that a job solves."""
-    return suites.get(job.suite).tasks(job.split)[:limit]
-
-
-def blank_result(job: Job, about: dict[str, Any]) -> Result:
-    """A result of the job, before anything is solved; what the agent told of itself, it told with seed 0."""
-    config = about.get("config", {})
-    if "checkpoint" in config and job.checkpoint:
-        config = {**config, "checkpoint": job.checkpoint}  # as the user named it
-    return Result(
-        suite=job.suite,
-        agent=job.agent,
-        config={**config, "seed": job.seed} if "seed" in config else config,
-        seed=job.seed,
-        track=about.get("track", "search"),
-        error=about.get("error"),
-        planner=job.planner,
-        judge=job.judge,
-    )
-
-
-def partial_path(job: Job, about: dict[str, Any], folder: Path) -> Path:
-    """The file of a job's runs; its name tells all that decides them."""
-    said = {name: value for name, value in about.items() if name != "build_seconds"}
-    decides = {**asdict(job), "about": said, "packages": _packages_digest()}
-    key = json_sha256(decides)[:12]
-    agent = "".join(c if c.isalnum() else "-" for c in job.agent)
-    return folder / f"{job.suite}.{agent}.{job.seed}.{key}.jsonl"
-
-
-def _run_job(job: Job, about: dict[str, Any], arena: Arena, done: list[Judged], progress: ProgressBar) -> None:
-    """Append the job's runs to `done`, those of an earlier run first."""
-    path = partial_path(job, about, arena.partial)
-    if arena.fresh:
-        path.unlink(missing_ok=True)
-    kept = {result.task: (result, seen) for result, seen in ledger.read(path, _kept)}
-    lost = sum((result.error or "").startswith(LOST) for result, _ in kept.values())
-    arena.strikes[job.suite, job.agent] += lost
-    judge, blank, seat = simulators.make(job.judge), blank_result(job, about), Seat(job, about.get("track", ""), arena)
-    try:
-        for index, task in enumerate(tasks_of(job, arena.tasks)):
-            if task.hash in kept:
-                earlier, seen = kept[task.hash]
-                found = None if earlier.plan is None else score(task, earlier.plan, judge)
-                done.append((replace(earlier, index=index), found))
-            elif arena.stopped.is_set():
-                return
-            else:
-                turn = _none(blank.error) if blank.error else seat.solve(index)
-                if arena.stopped.is_set():
-                    return  # the run was cut short, whatever it says
-                done.append(_judged(blank, index, task, turn.run, judge))
-                seen = _watched(turn, seat.build, arena)
-                if not (turn.run.error or "").startswith("given up"):
-                    line = {"task": task.hash, "result": done[-1][0].to_json(), "watched": asdict(seen)}
-                    ledger.append(path, line)
-            arena.watched[job].add(seen)
-            progress.step(f"{job.suite} {job.agent} seed {job.seed}", fresh=task.hash not in kept)
-    finally:
-        seat.close()
+    return tuple(job_tasks(job)[:limit])
 
 
 def _judged(blank: Result, index: int, task: Task, run: Run, judge: Simulator) -> Judged:
@@ -255,23 +238,6 @@ def _watched(turn: Turn, build: float, arena: Arena) -> Watched:
     return Watched(arena.nursery.isolation, build, wall, turn.cpu_seconds, turn.idle_seconds, runs=1)
 
 
-def _kept(line: bytes) -> tuple[Result, Watched]:
-    """A line of an unfinished job."""
-    told = json.loads(line)
-    return Result.from_json(told["result"]), Watched(**told["watched"])
-
-
 def _none(error: str, wall: float = 0.0) -> Turn:
     """No plan, and why."""
     return Turn(Run(None, error, wall, 0), math.nan, math.nan)
-
-
-@cache
-def _packages_digest() -> str:
-    """Hash of every file in both packages, so that an edit never meets runs made before it."""
-    digest = hashlib.sha256()
-    for package in (shard_gym, shard_gym_agents):
-        folder = Path(str(package.__file__)).parent
-        for path in sorted(p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
-            digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
-    return digest.hexdigest()

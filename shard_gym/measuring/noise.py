@@ -1,0 +1,27 @@
+"""Noise of measurements, as an error that no prediction can be without."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+
+from shard_gym.errors import InvalidPool
+from shard_gym.measuring.measurements import Measurements, groups
+
+DRAWS = 100_000
+
+
+def floor_of_means(m: Measurements, of: int = 3) -> float:
+    """Mean relative error of a perfect prediction against the mean of so many measurements of a shard.
+
+    The difference of two measurements of a shard, over the root of 2, is as large as the noise of one: means are of
+    such differences, drawn over all shards with signs at random.
+    """
+    ms = m.total_ms.astype(np.float64)
+    off = [(ms[a] - ms[b]) / ms[same].mean() for same in groups(m).values() for a, b in combinations(same, 2)]
+    if not off:
+        raise InvalidPool("no shard was measured twice, so nothing tells the noise")
+    rng = np.random.default_rng(0)
+    drawn = rng.choice(off, (DRAWS, of)) * rng.choice([-1, 1], (DRAWS, of))
+    return float(np.abs(drawn.mean(axis=1)).mean() / np.sqrt(2))
