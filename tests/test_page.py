@@ -13,6 +13,8 @@ from shard_gym.results import write_results
 from shard_gym.results.evaluate import score
 from shard_gym.simulators.base import plan_latency
 from shard_gym_agents.leaderboard import page as pages
+from shard_gym_agents.leaderboard.entries.card import Card
+from shard_gym_agents.leaderboard.entries.entry import pack
 from shard_gym_agents.leaderboard.page import stored
 from shard_gym_agents.leaderboard.page.axes import NEAREST, duration, gap_axis, gap_names
 from shard_gym_agents.leaderboard.page.plans import DIGITS, FULLEST, LEVELS, costs, drawn
@@ -98,6 +100,29 @@ def test_stored_results_give_the_same_board(tmp_path, boards):
     (tmp_path / "nowhere").mkdir()
     with pytest.raises(pages.InvalidResult, match="holds no results"):
         stored.boards([tmp_path / "nowhere", tmp_path], tmp_path)
+
+
+def test_an_entry_is_shown_with_the_card_of_its_authors(tmp_path, boards):
+    board = boards[0]
+    results = [result for runs in board.runs["second"] for result, _ in runs]
+    card = Card(
+        agent="second",
+        authors=("A. Author",),
+        command="run second",
+        version="7.1",
+        licence="MIT",
+        link="",
+        track="search",
+        suites=("dlrm-10x2",),
+        seeds=(0, 1),
+        hardware="an abacus",
+        training="none",
+        checkpoints=(),
+    )
+    (tmp_path / "second").mkdir()
+    pack(results, card, tmp_path / "second")
+    html = pages.html(stored.boards([tmp_path], tmp_path / "nowhere"))
+    assert all(f"<dd>{words}</dd>" in html for words in ("A. Author", "7.1", "MIT", "an abacus"))
 
 
 def test_axes_of_gaps_have_a_place_for_all_of_them():

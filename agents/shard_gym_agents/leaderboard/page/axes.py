@@ -27,7 +27,7 @@ class Axis:
         return self.start + min(max(share, 0.0), 1.0) * (self.end - self.start)
 
     def named(self, values: tuple[float, ...]) -> list[float]:
-        """Those of the values that lie on the axis with room for their names."""
+        """Leave out values beyond the axis, and those without room for their names."""
         kept: list[float] = []
         for value in values:
             inside = self.low <= value <= self.high

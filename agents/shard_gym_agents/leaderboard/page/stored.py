@@ -10,13 +10,15 @@ from shard_gym.errors import InvalidResult
 from shard_gym.plan.plan import Plan
 from shard_gym.results.replay import Replay
 from shard_gym.task import suites
+from shard_gym_agents.leaderboard.entries.card import Card
+from shard_gym_agents.leaderboard.entries.entry import CARD, PLANS
 from shard_gym_agents.leaderboard.kept import Watched
 from shard_gym_agents.leaderboard.page.board import Board
 from shard_gym_agents.leaderboard.references import load_best, references
 from shard_gym_agents.leaderboard.report import ranking
 from shard_gym_agents.leaderboard.runs import Judged
 
-PATTERNS = ("*.jsonl", "**/plans.jsonl.gz")  # of a leaderboard's folder, and of entries below a folder
+PATTERNS = ("*.jsonl", f"**/{PLANS}")  # of a leaderboard's folder, and of entries below a folder
 RANKED = 0.1  # seconds a task that ranks are of, where agents were given several budgets
 
 Key = tuple[float, str, int | None]  # budget, agent, seed
@@ -27,6 +29,7 @@ class Stored:
     """Runs of a suite, as files have them; budget 0 is of agents that take none."""
 
     split: str
+    cards: dict[str, Card] = field(default_factory=dict)
     runs: dict[Key, list[Judged]] = field(default_factory=dict)
 
     def add(self, pair: Judged) -> None:
@@ -54,13 +57,15 @@ def boards(paths: Iterable[Path], best_known: Path, host: str = "") -> list[Boar
     """A board of each suite in these files and folders."""
     found: dict[str, Stored] = {}
     for path in files_in(paths):
-        replayed = Replay(path)
+        replayed, card = Replay(path), _card(path)
         for pair in replayed:
             key = pair[0].suite
             split = replayed.suites[key].split
             if found.setdefault(key, Stored(split)).split != split:
                 raise InvalidResult(f"{path}: {split} tasks of {key}, and {found[key].split} tasks in another file")
             found[key].add(pair)
+            if card is not None:
+                found[key].cards[pair[0].agent] = card
     if "" in found:
         raise InvalidResult("a page shows the runs of suites, and these are of tasks of no suite")
     return [_board(key, stored, best_known, host) for key, stored in found.items()]
@@ -90,7 +95,13 @@ def _board(key: str, stored: Stored, best_known: Path, host: str) -> Board:
     ranked = ranking(suite, stored.split, runs, known, (), {agent: Watched() for agent in runs}, more)
     best = load_best(best_known / f"{key}.json", judge, ())
     plans = {task: Plan.from_dict(entry["plan"]) for task, entry in best.items()}
-    return Board(ranked, runs, known, plans, host=host)
+    return Board(ranked, runs, known, plans, host=host, cards=stored.cards)
+
+
+def _card(path: Path) -> Card | None:
+    """The card beside the results of an entry."""
+    beside = path.with_name(CARD)
+    return Card.load(beside) if path.name == PLANS and beside.exists() else None
 
 
 def _tasks(key: str, runs: Sequence[Sequence[Judged]]) -> int:
