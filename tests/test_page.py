@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -100,6 +101,27 @@ def test_stored_results_give_the_same_board(tmp_path, boards):
     (tmp_path / "nowhere").mkdir()
     with pytest.raises(pages.InvalidResult, match="holds no results"):
         stored.boards([tmp_path / "nowhere", tmp_path], tmp_path)
+
+
+def test_stored_runs_in_several_budgets_are_ranked_by_the_published_one(tmp_path, boards):
+    results = [result for runs in boards[0].runs["first"] for result, _ in runs]
+    given = {budget: [replace(r, config={"seed": r.seed, "budget": budget}) for r in results] for budget in (0.01, 0.1)}
+    write_results(tmp_path / "run.jsonl", given[0.01] + given[0.1])
+    (board,) = stored.boards([tmp_path], tmp_path)
+    (entrant,) = board.entrants
+    assert entrant.row.budget == 0.1 and set(entrant.row.gap_at) == {0.01, 0.1}
+    assert "at 10 ms" in pages.html([board])
+    write_results(tmp_path / "run.jsonl", [replace(r, config={"budget": "much"}) for r in results])
+    with pytest.raises(pages.InvalidResult, match="a budget is seconds"):
+        stored.boards([tmp_path], tmp_path)
+
+
+@pytest.mark.slow
+def test_ten_suites_of_25_agents_take_less_than_three_megabytes():
+    keys = "metasyn-80x8 metasyn-160x16 dlrm-50x4 dlrm-100x4 core-60x4 core-80x8 tight-80x8 tightmix-80x8 hetero-80x8"
+    agents = {f"agent-number-{i}": "search" if i % 2 else "blind" for i in range(25)}
+    many = [random_board(key, agents, 100) for key in keys.split()] + [random_board("prod-1000x128", agents, 20)]
+    assert len(pages.html(many).encode()) < 3_000_000
 
 
 def test_an_entry_is_shown_with_the_card_of_its_authors(tmp_path, boards):

@@ -84,6 +84,7 @@ def _fields(board: Board, entrant: Entrant) -> Fields:
         ("isolation", seen.isolation or "not recorded"),
         ("mean gap", _told(entrant.standing.gap)),
         ("interquartile mean", _told(entrant.standing.iqm)),
+        ("speedup over random plans", f"{entrant.standing.speedup.mean:.3f}"),
         ("planner calls a plan", None if math.isnan(row.calls) else f"{row.calls:,.0f}"),
         ("time to build", duration(seen.build) if seen.runs else None),
         ("notes", short("; ".join(filter(None, (row.error, row.note))), LONGEST)),
@@ -112,7 +113,7 @@ def _of_result(result: Result) -> Fields:
     return [
         ("options", tag("code", short(json.dumps(config), LONGEST)) if config else None),
         ("versions", ", ".join(f"{short(name)} {short(version)}" for name, version in versions)),
-        ("commit", tag("code", result.commit[:12] + result.commit[40:]) if result.commit else "not recorded"),
+        ("commit", tag("code", short(result.commit[:12] + result.commit[40:])) if result.commit else "not recorded"),
         ("checkpoint", tag("code", short(str(weights))) if weights else None),
         ("trained by", tag("code", short(str(trained["command"]), LONGEST)) if "command" in trained else None),
         ("training cost", f"{trained['minutes']:g} minutes" if "minutes" in trained else None),

@@ -35,14 +35,15 @@ class Stored:
     def add(self, pair: Judged) -> None:
         """Count a run in."""
         result = pair[0]
-        budget = result.config.get("budget")
-        key = float(budget) if isinstance(budget, int | float) else 0.0, result.agent, result.seed
-        self.runs.setdefault(key, []).append(pair)
+        budget = result.config.get("budget") or 0.0
+        if not isinstance(budget, int | float) or budget < 0:
+            raise InvalidResult(f"a budget is seconds, {result.agent[:60]!r} has {budget!r:.60}")
+        self.runs.setdefault((float(budget), result.agent, result.seed), []).append(pair)
 
     def budgets(self) -> list[float]:
         """The budgets that agents were given, first the one that decides their ranks."""
         found = sorted({budget for budget, *_ in self.runs if budget})
-        return sorted(found, key=lambda budget: budget != RANKED and -budget)
+        return sorted(found, key=lambda budget: (budget != RANKED, -budget))
 
     def of(self, *budgets: float) -> dict[str, list[list[Judged]]]:
         """Runs by agent and seed of those that were given one of these budgets."""

@@ -79,7 +79,6 @@ COSTS = (
         "Of the same plans; the median.",
         extra=True,
     ),
-    Column("seeds", lambda e: e.row.seeds, lambda e: e.row.seeds, extra=True),
 )
 
 
@@ -87,6 +86,8 @@ def columns(shown: Sequence[Entrant]) -> list[Column]:
     """The columns of a table; gaps in other budgets have one each."""
     budgets = sorted({budget for e in shown for budget in e.row.gap_at})
     costs = [column for column in COSTS if any(column.key(e) != "inf" for e in shown)]  # not all are known of old runs
+    if budgets:
+        costs = [column for column in costs if column.name != "speedup"]  # cards have it
     return [*RANKS, *map(_at, budgets), *costs]
 
 
