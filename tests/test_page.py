@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shard_gym import simulators
+from shard_gym.errors import CorruptFile
 from shard_gym.results import write_results
 from shard_gym.results.evaluate import score
 from shard_gym.simulators.base import plan_latency
@@ -144,6 +145,11 @@ def test_an_entry_is_shown_with_the_card_of_its_authors(tmp_path, boards):
     (tmp_path / "second").mkdir()
     pack(results, card, tmp_path / "second")
     html = pages.html(stored.boards([tmp_path], tmp_path / "nowhere"))
+    with pytest.raises(pages.InvalidResult, match="task number 0 of dlrm-10x2 in two files"):
+        stored.boards([tmp_path, tmp_path / "second"], tmp_path)
+    (tmp_path / "second" / "entry.json").unlink()
+    with pytest.raises(CorruptFile, match=r"no entry\.json"):
+        stored.boards([tmp_path], tmp_path)
     assert all(f"<dd>{words}</dd>" in html for words in ("A. Author", "7.1", "MIT", "an abacus"))
 
 
