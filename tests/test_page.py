@@ -247,6 +247,7 @@ def test_agents_are_filtered_by_name_and_track(page):
     box.fill("ir")
     assert names(page) == ["first", "third"] and names(page, "blind") == []
     assert page.locator("#suite-dlrm-10x2 output").inner_text() == "2 of 5 agents"
+    assert page.locator("#suite-dlrm-10x2 .strip .dim").count() == 3
     box.fill("")
     page.locator("#suite-dlrm-10x2 input[data-track=search]").uncheck()
     assert not page.locator("#suite-dlrm-10x2 table.ranked[data-track=search]").is_visible()

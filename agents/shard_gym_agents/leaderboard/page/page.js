@@ -102,6 +102,7 @@ function showFilter(section) {
     one.toggleAttribute("hidden", !fits(agents[one.dataset.a]));
     if (one.namespaceURI.endsWith("svg")) one.style.display = one.hasAttribute("hidden") ? "none" : "";
   }
+  for (const row of bySelector(section, ".strip g[data-a]")) row.classList.toggle("dim", !fits(agents[row.dataset.a]));
   for (const table of bySelector(section, "table[data-track]")) {
     table.parentNode.hidden = !state.tracks.includes(table.dataset.track);
   }
