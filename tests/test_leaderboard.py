@@ -218,7 +218,7 @@ def test_budgets_are_columns_of_an_agent_and_all_its_runs_are_kept(tmp_path, lea
     assert {r.seed for r in results if r.alone} == {0}
 
     said = done.err.splitlines()
-    assert any(line.startswith("60 plans to make: about 0:0") for line in said)
+    assert any(line.startswith("60 plans to make: about ") for line in said)
     assert said[-2:] == [
         f"written to {tmp_path}: core-80x8.md, core-80x8.jsonl, leaderboard.html",
         f"look: python -m webbrowser -t {tmp_path}/leaderboard.html",
