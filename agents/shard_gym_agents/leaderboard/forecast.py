@@ -21,7 +21,7 @@ def seconds_of(jobs: Mapping[Job, dict[str, Any]], tasks: int | None, workers: i
     alone = beside = 0.0
     for job, told in jobs.items():
         count = len(tasks_of(job, tasks))
-        first = min(count, TIMED) if job.seed == 0 else 0
+        first = min(count, TIMED) if job.seed == 0 and workers > 1 else 0
         each, build = _plan_seconds(job, told), told.get("build_seconds", 0.0)
         alone += first * each + (build if first else 0.0)
         beside += (count - first) * each + build
