@@ -37,8 +37,8 @@ class Pieces:
 
     def __init__(self, task: Task, simulator: FastSimulator) -> None:
         phases = ("both",) if task.objective == "kernel" else ("forward", "backward")
-        self.task, self.maxima = task, {name: simulator.maxima(name) for name in phases}
-        require(None not in self.maxima.values(), f"costs of {simulator.id} are no longest of sums")
+        self.task, self.maxima = task, {n: told for n in phases if (told := simulator.maxima(n))}
+        require(len(self.maxima) == len(phases), f"costs of {simulator.id} are no longest of sums")
         self.wires = None if task.objective == "kernel" else simulator.all_to_all(task)
         require(self.wires is not None or task.objective == "kernel", f"{simulator.id} has no all-to-all")
         found = list(zip(*depths(task, simulator), strict=True))
@@ -74,11 +74,12 @@ class Pieces:
 
     def _weights(self, case: Any, name: str, sums: int) -> np.ndarray:
         """Weights of a phase's sums, (S, K), within what the case may give in all; with links if these follow."""
-        weights, shared = np.zeros((sums, self.task.num_devices)), []
+        weights = np.zeros((sums, self.task.num_devices))
         for k, chosen, weight in case[name]:
             weights[whole(chosen), whole(k)] += number(weight)
-        for told in (weights, *([self._of_links(case)[:2], self._of_links(case)[2:]] if name == "backward" else [])):
-            shared.append([sum(map(Fraction, column)) for column in np.transpose(told).tolist()])
+        links = self._of_links(case) if name == "backward" else np.zeros((len(LINKS), 0))
+        used = [weights, *(pair for pair in (links[:2], links[2:]) if pair.size)]
+        shared = [[sum(map(Fraction, column)) for column in told.T.tolist()] for told in used]
         require(sum(map(max, zip(*shared, strict=True))) <= 1, f"weights of {name} add up to more than 1")
         return weights
 
@@ -103,8 +104,8 @@ class Pieces:
         by_column = near / links.port + far / links.uplink + used * (devices - 1) / links.fabric
         return one * by_column, 2 * links.latency_ms * used
 
-    def _of_links(self, case: Any) -> list[np.ndarray]:
-        return [_of_devices(self.task, case.get(link, [])) for link in LINKS]
+    def _of_links(self, case: Any) -> np.ndarray:
+        return np.stack([_of_devices(self.task, case.get(link, [])) for link in LINKS])  # (4, K)
 
 
 def _of_devices(task: Task, told: Any) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shard_gym.bounds.certify import BELOW, MOST_DEVICES, Cases, Proof
+from shard_gym.bounds.certify import MOST_DEVICES, Cases, Proof
 from shard_gym.plan.forms import beyond_columns
 from shard_gym.proofs.cases import LINKS
 from shard_gym.proofs.common import MS
@@ -17,6 +17,7 @@ from shard_gym.tables.pool import GB
 from shard_gym.task.task import Task
 from shard_gym_agents.search.linear import INFINITY, LARGE, Linear
 
+TOLERANCE = 1e-6  # of the solver: weights add up to a little more than 1 at times
 SECONDS = 10.0  # for one program
 
 
@@ -49,7 +50,7 @@ class _Dual(Linear):
             name: np.array([[self.variable(cost=-longest.fixed_ms / speed[k]) for k in devices] for _ in longest.sums])
             for name, longest in self.pieces.maxima.items()
         }
-        self.memory = [self.variable(cost=self.task.memory[k] / GB) for k in devices]  # ms a GB
+        self.memory: list[int] = [self.variable(cost=self.task.memory[k] / GB) for k in devices]  # ms a GB
         self.each = [self.variable(cost=-1.0) for _ in range(self.task.num_tables)]
         self.column = [self.variable() for _ in devices]  # ms of a column
         self.links = self._links()
@@ -67,8 +68,8 @@ class _Dual(Linear):
             told[name] = [[k, s, _below(chosen[s, k])] for s, k in np.argwhere(chosen > 0).tolist()]
         for k, variable in enumerate(self.memory):
             told["memory"] += [[k, float(values[variable] / GB)]] if values[variable] > 0 else []
-        for name, variables in self.links.items():
-            told[name] = [[k, _below(values[v])] for k, v in enumerate(variables) if values[v] > 0]
+        for name, of_device in self.links.items():
+            told[name] = [[k, _below(values[v])] for k, v in enumerate(of_device) if values[v] > 0]
         return told
 
     def _links(self) -> dict[str, list[int]]:
@@ -114,4 +115,4 @@ class _Dual(Linear):
 
 
 def _below(weight: float) -> float:
-    return float(weight) * BELOW
+    return float(weight) * (1 - TOLERANCE)

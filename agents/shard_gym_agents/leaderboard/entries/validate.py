@@ -54,9 +54,9 @@ def _short(entry: Entry, replayed: Replay) -> Iterator[str]:
             yield f"{tasks.split} tasks of {key}: test tasks are compared"
         elif len(tasks.hashes) < tasks.of:
             yield f"{len(tasks.hashes)} of the {tasks.of} test tasks of {key}"
-    for key, _, _, planner, judge in sorted(replayed.runs, key=str):
-        if (planner, judge) != (suites.get(key).planner, suites.get(key).judge):
-            yield f"planner {planner} and judge {judge}, which are not those of {key}"
+    for suite, planner, judge in sorted({(run.suite, run.planner, run.judge) for run in replayed.runs}):
+        if (planner, judge) != (suites.get(suite).planner, suites.get(suite).judge):
+            yield f"planner {planner} and judge {judge}, which are not those of {suite}"
     if measured := sorted(name for name, judge in replayed.judges.items() if not isinstance(judge, FastSimulator)):
         yield f"makespans by {measured[0]}, which measures and so cannot be repeated"
     yield from _mixed(entry)
