@@ -22,7 +22,9 @@ def proven(task: Task, simulator: FastSimulator, proof: Any) -> float:
     pieces, devices, cases = Pieces(task, simulator), range(task.num_devices), proof["cases"]
     where = [_where(case["where"]) for case in cases]
     held = {told[1] for told in where if told[0] == "holds"}
-    complete = "any" in where or {"busy", *(("empty", k) for k in devices)} <= set(where)
+    empty, most = {("empty", k) for k in devices}, -(-task.num_tables // len(devices))
+    complete = "any" in where or {"busy", *empty} <= set(where)
+    complete |= {*empty, *(("many", k, most) for k in devices)} <= set(where)
     complete |= any({("holds", table, k) for k in devices} <= set(where) for table in held)
     require(complete and len(cases) <= 2 * len(devices) + 1, "some plans are in none of the cases, or these too many")
     return min(pieces.least(told, case) for told, case in zip(where, cases, strict=True))
@@ -57,20 +59,25 @@ class Pieces:
             for of_sum, columns in zip(weights, longest.sums, strict=True):
                 cost = cost + self.embedding[..., list(columns)].sum(axis=-1)[..., None] * (MS * of_sum / speed)
             fixed += longest.fixed_ms * weights.sum(axis=0) / speed
+        many = where[0] == "many"
+        gain = number(case.get("count", 0.0)) if many else 0.0  # for each piece on the device that holds many
+        cost[..., where[1] if many else 0] -= gain
         can = self.may[..., None] & (self.bytes[..., None] <= task.capacity)
         if where[0] == "empty":
             can[..., where[1]] = False
         if not can.any(axis=(0, 2)).all():
             return np.inf  # a table fits nowhere: no plan is in this case
         each = np.where(can, cost * self.parts[..., None], np.inf).min(axis=(0, 2))  # (N,)
-        pays = np.full(task.num_devices, where == "busy")
+        pays = np.full(task.num_devices, where == "busy" or many)
         if where[0] == "holds":
             table, k = where[1:]
             pays[k] = True
             rest = (1 - 1 / self.parts[:, 0]) * each[table]
             each[table] = np.where(can[:, table, k], cost[:, table, k] + rest, np.inf).min()
-        paid, room = float(each.sum() + fixed[pays].sum() + latency), float(price @ task.capacity)
-        return paid - room - ROUNDING * (paid + room) if paid < np.inf else np.inf
+        gained = gain * where[2] if many else 0.0
+        paid, room = float(each.sum() + fixed[pays].sum() + latency + gained), float(price @ task.capacity)
+        added_up = paid + room + 2 * gain * float(self.parts.max()) * task.num_tables
+        return paid - room - ROUNDING * added_up if paid < np.inf else np.inf
 
     def _weights(self, case: Any, name: str, sums: int) -> np.ndarray:
         """Weights of a phase's sums, (S, K), within what the case may give in all; with links if these follow."""

@@ -46,6 +46,7 @@ class Claims:
     commits: set[str] = field(default_factory=set)
     benchmark_versions: set[str] = field(default_factory=set)
     versions: set[str] = field(default_factory=set)  # "name version"
+    runs: Any = field(default_factory=hashlib.sha256)  # plans and seconds of all lines, whoever's they are said to be
 
     def add(self, result: Result) -> None:
         """Count a result in."""
@@ -62,6 +63,8 @@ class Claims:
         self.commits.add(result.commit or "unknown")
         self.benchmark_versions.add(result.benchmark_version)
         self.versions |= {f"{name} {version}" for name, version in result.versions.items()}
+        plan = None if result.plan is None else result.plan.to_dict()
+        self.runs.update(json.dumps([result.suite, result.task, result.seed, result.wall_seconds, plan]).encode())
 
     def summary(self) -> dict[str, Any]:
         """The same as JSON holds it."""

@@ -74,12 +74,15 @@ def _mixed(entry: Entry) -> Iterator[str]:
 
 
 def validate_all(folders: list[Path], strict: bool = False) -> Iterator[tuple[Path, Validated | Exception]]:
-    """Each entry with what came of it; a second one of the same agent and suite is refused."""
-    seen: dict[tuple[str, str, str], Path] = {}
+    """Each entry with what came of it; refused are the same agent and suite, and the same runs, a second time."""
+    seen: dict[tuple[str, ...], Path] = {}
     for folder in folders:
         try:
             found = validate(folder, strict)
             card = found.entry.card
+            runs = found.entry.claims.runs.hexdigest()
+            if (first := seen.setdefault((runs,), folder)) != folder:
+                raise EntryRefused(f"{folder}: the runs are those of {first}, to the second")
             for suite in card.suites:
                 if (first := seen.setdefault((card.agent, suite, card.track), folder)) != folder:
                     raise EntryRefused(f"{folder}: {card.agent} on {suite} is in {first} already")
