@@ -109,5 +109,5 @@ def _report(key: str, outcome: Outcome) -> tuple[Board | None, bool]:
         )
     best = load_best(options.best_known / f"{key}.json", judge, ()) if options.page else {}
     plans = {task: Plan.from_dict(entry["plan"]) for task, entry in best.items()}
-    board = Board(found, runs, refs, plans, options.command, layout.host(), found.resolution)
+    board = Board(found, runs, refs, plans, options.command, layout.host())
     return board, not unfinished
