@@ -21,7 +21,7 @@ from shard_gym.memory.usage import device_sums
 from shard_gym.simulators.base import counted
 from shard_gym.task import suites
 from shard_gym_agents.cli.main import main
-from shard_gym_agents.solvers.greedy import CostGreedy
+from shard_gym_agents.solvers.greedy import COSTS, CostGreedy, Greedy
 from tests.cost_model_helpers import draw_task
 
 ROOT = Path(__file__).parents[1]
@@ -105,6 +105,26 @@ def test_cost_greedy_is_numpys_and_so_are_its_dead_ends(seed, simulator_id, room
 
 
 @built
+@settings(max_examples=40)
+@given(st.integers(0, 10**6), st.sampled_from(list(COSTS)), st.sampled_from([1.0, 1.02, 1.3, 50.0]), st.booleans())
+def test_greedies_by_named_costs_are_numpys_and_so_are_their_dead_ends(seed, cost, room, equals):
+    rng = np.random.default_rng(seed)
+    task = draw_task(seed, speed=tuple(rng.choice([1.0, 2.0], 8)))
+    if equals:  # bytes and numbers of devices decide
+        task = replace(task, tables=task.tables.take(rng.integers(3, size=task.num_tables)))
+    task = replace(task, memory=tuple((room * task.tables.weight_bytes.sum() / rng.uniform(6, 8, 8)).astype(int)))
+
+    def told():
+        try:
+            return Greedy(cost)(task, None)
+        except InfeasibleTask as error:
+            return str(error)
+
+    c, numpy = by_both(told)
+    assert c == numpy
+
+
+@built
 @pytest.mark.parametrize("name", ["metasyn-80x8", "metasyn-800x80", "hetero-80x8", "core-80x8-allkinds"])
 def test_plans_of_suites_are_numpys(name):
     suite = suites.get(name)
@@ -159,6 +179,8 @@ def test_arrays_that_do_not_fit_are_refused():
     for odd in (order - 1, order + 1):
         with pytest.raises(ValueError, match="greedy wants"):
             c.greedy(model, rows, odd, np.ones(4, int), room, speed, device)
+        with pytest.raises(ValueError, match="deal wants"):
+            c.deal(np.zeros(4), order, np.ones(4, int), odd, speed, room, device)
     beside = np.zeros((1, 3, 19))
     c.device_sums(rows + 1, np.array([[-5, 7, 2, 2]]), np.zeros(1, int), beside)
     assert (beside[0, :2] == 0).all() and (beside[0, 2] == 2).all()

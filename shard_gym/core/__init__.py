@@ -22,7 +22,7 @@ from shard_gym.errors import CoreError
 
 VERSION = 3  # of the functions in core.c
 EXTENSION = "shard_gym.core._compiled"
-FUNCTIONS = ("decode", "device_sums", "greedy", "place", "masks", "flat")
+FUNCTIONS = ("decode", "device_sums", "greedy", "deal", "place", "masks", "flat")
 AGAIN = "build it with `pip install -e .` or `pip install --force-reinstall shard-gym`, or set SHARD_GYM_CORE=numpy"
 
 
@@ -128,6 +128,17 @@ def greedy(
     return device if c.greedy(model, *given, room, ms_per_us, device) == len(order) else None
 
 
+def deal(
+    cost: np.ndarray, weight: np.ndarray, size: np.ndarray, order: np.ndarray, speed: np.ndarray, capacity: np.ndarray
+) -> np.ndarray | None:
+    """Devices of tables, (N,), each in turn where there is least cost and weight; None too if one has no room."""
+    if (c := compiled()) is None:
+        return None
+    device, room = np.full(len(cost), -1), capacity.copy()
+    given = (np.ascontiguousarray(a, np.int64) for a in (weight, size, order))
+    return device if c.deal(np.ascontiguousarray(cost), *given, speed, room, device) == len(order) else None
+
+
 def place(
     free: np.ndarray,
     least: np.ndarray,
@@ -142,8 +153,8 @@ def place(
         return None
     count, width = len(free), sums.shape[2]
     at, left, held = np.empty(count, np.int64), np.empty(count, np.int64), np.empty((count, width))
-    which, devices = np.ascontiguousarray(rows, np.int64), np.ascontiguousarray(options, np.int64)
-    c.place(free, least, size, sums, np.ascontiguousarray(vector[:, 0]), which, devices, at, left, held)
+    sizes, which, devices = (np.ascontiguousarray(a, np.int64) for a in (size, rows, options))
+    c.place(free, least, sizes, sums, np.ascontiguousarray(vector[:, 0], np.float64), which, devices, at, left, held)
     return at, left, held
 
 
@@ -152,7 +163,7 @@ def masks(free: np.ndarray, least: np.ndarray, size: np.ndarray, rows: np.ndarra
     if (c := compiled()) is None:
         return None
     out = np.empty(free.shape, np.int8)
-    c.masks(free, least, size, np.ascontiguousarray(rows, np.int64), out)
+    c.masks(free, least, *(np.ascontiguousarray(a, np.int64) for a in (size, rows)), out)
     return out
 
 

@@ -280,6 +280,72 @@ static Py_ssize_t place_all(const Model *m, const double *rows, Py_ssize_t width
     return count;
 }
 
+/* A device in a heap of those that hold the least, by cost, bytes and number, as Python's heapq has them. */
+typedef struct {
+    double load;
+    int64_t used, device;
+} Turn;
+
+static int before(const Turn *a, const Turn *b)
+{
+    if (a->load != b->load)
+        return a->load < b->load;
+    return a->used != b->used ? a->used < b->used : a->device < b->device;
+}
+
+static void rise(Turn *heap, Py_ssize_t at)
+{
+    Turn turn = heap[at];
+    for (; at && before(&turn, &heap[(at - 1) / 2]); at = (at - 1) / 2)
+        heap[at] = heap[(at - 1) / 2];
+    heap[at] = turn;
+}
+
+static void sink(Turn *heap, Py_ssize_t count)
+{
+    Turn turn = heap[0];
+    Py_ssize_t at = 0, next;
+    while ((next = 2 * at + 1) < count) {
+        next += next + 1 < count && before(&heap[next + 1], &heap[next]);
+        if (!before(&heap[next], &turn))
+            break;
+        heap[at] = heap[next], at = next;
+    }
+    heap[at] = turn;
+}
+
+/* Greedy by a named cost: tables in turn, each to the device that holds the least of those with room. How many were
+   placed: fewer than all where a table has no room. `full` is room for as many turns as there are devices. */
+static Py_ssize_t deal_all(const double *cost, const int64_t *weight, const int64_t *size, const int64_t *order,
+                           Py_ssize_t count, const double *speed, int64_t *room, Py_ssize_t devices, Turn *heap, Turn *full,
+                           int64_t *device)
+{
+    for (Py_ssize_t d = 0; d < devices; d++)
+        heap[d] = (Turn){0.0, 0, d};
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int64_t t = order[i];
+        Py_ssize_t passed = 0, left = devices;
+        while (left && room[heap[0].device] < size[t]) {
+            full[passed++] = heap[0];
+            heap[0] = heap[--left];
+            if (left)
+                sink(heap, left);
+        }
+        if (!left)
+            return i;
+        device[t] = heap[0].device;
+        room[device[t]] -= size[t];
+        heap[0].load += cost[t] / speed[device[t]];
+        heap[0].used += weight[t];
+        sink(heap, left);
+        while (passed) {
+            heap[left] = full[--passed];
+            rise(heap, left++);
+        }
+    }
+    return count;
+}
+
 /* ---- Steps of many episodes at once, see shard_gym/plan/placing.py and shard_gym/envs/vector/views.py */
 
 typedef struct {
@@ -526,6 +592,35 @@ static PyObject *greedy(PyObject *self, PyObject *const *args, Py_ssize_t given)
     return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(placed);
 }
 
+static PyObject *deal(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    Arrays arrays = {.held = 0};
+    Py_buffer *cost, *weight, *size, *order, *speed, *room, *device;
+    Py_ssize_t placed = 0;
+    int fine = given == 7 || refuse("deal(cost, weight, size, order, speed, room, device)");
+    if (fine && (cost = take(&arrays, args[0], 'd', 1, 0)) && (weight = take(&arrays, args[1], 'l', 1, 0)) &&
+        (size = take(&arrays, args[2], 'l', 1, 0)) && (order = take(&arrays, args[3], 'l', 1, 0)) &&
+        (speed = take(&arrays, args[4], 'd', 1, 0)) && (room = take(&arrays, args[5], 'l', 1, 1)) &&
+        (device = take(&arrays, args[6], 'l', 1, 1))) {
+        Py_ssize_t tables = cost->shape[0], devices = room->shape[0], count = order->shape[0];
+        Turn *heap = NULL;
+        if (weight->shape[0] != tables || size->shape[0] != tables || device->shape[0] != tables ||
+            speed->shape[0] != devices || !in_range(order->buf, count, tables))
+            refuse("deal wants cost, weight, size and device (N,), order of them, speed and room (K,)");
+        else if (!(heap = calloc(2 * (size_t)devices + 1, sizeof(Turn))))
+            PyErr_NoMemory();
+        else {
+            Py_BEGIN_ALLOW_THREADS
+            placed = deal_all(cost->buf, weight->buf, size->buf, order->buf, count, speed->buf, room->buf, devices, heap,
+                              heap + devices, device->buf);
+            Py_END_ALLOW_THREADS
+        }
+        free(heap);
+    }
+    let_go(&arrays);
+    return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(placed);
+}
+
 /* Free bytes, the least of each plan, sums, and bytes of pieces, as `place` and `masks` are given them. */
 static Py_buffer *take_plans(Arrays *arrays, PyObject *const *args, Plans *plans, int writable)
 {
@@ -619,6 +714,7 @@ static PyMethodDef functions[] = {
     {"decode", (PyCFunction)(void (*)(void))decode, METH_FASTCALL, "Times of shards from their sums."},
     {"device_sums", (PyCFunction)(void (*)(void))device_sums, METH_FASTCALL, "Sum of each device's tables."},
     {"greedy", (PyCFunction)(void (*)(void))greedy, METH_FASTCALL, "Tables in turn, each where it costs least."},
+    {"deal", (PyCFunction)(void (*)(void))deal, METH_FASTCALL, "Tables in turn, each where there is least so far."},
     {"place", (PyCFunction)(void (*)(void))place, METH_FASTCALL, "A piece of each plan to a device."},
     {"masks", (PyCFunction)(void (*)(void))masks, METH_FASTCALL, "Devices that have room for a piece of each plan."},
     {"flat", (PyCFunction)(void (*)(void))flat, METH_FASTCALL, "The flat observation of each episode."},

@@ -276,15 +276,14 @@ def _mean_and_spread(passes: np.ndarray) -> np.ndarray:
     return out
 
 
-OF_LOGS = ("autoshard-log",)  # published networks that are fitted by the loss of ours
 ARCHITECTURES: dict[str, Any] = {
     "ours": Ours,
     "ours-wide": Ours,  # more units: what judges are fitted with
     "physics": Physics,
     "physics-wide": Physics,
     "autoshard": ("forward", "backward"),
+    "autoshard-relative": ("forward", "backward"),  # the same network, fitted to relative errors
     "autoshard-total": ("total",),
-    "autoshard-log": ("forward", "backward"),
     "dreamshard": ("forward", "backward", "comm"),
 }
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -178,8 +178,11 @@ class Task:
     @guarded("a number of devices", InvalidTask)
     def computation(self, devices: int = 1) -> Task:
         """The task of computation alone: on devices of speed 1, whatever their memory and the constraints."""
-        alone = replace(self, kinds=(), residences=("hbm",), constraints=Constraints())
-        return replace(alone, memory=(1,) * whole(devices), speed=(), objective="kernel")
+        k, alone = whole(devices), object.__new__(Task)  # not checked again: with many tables that takes long
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values |= {"kinds": (), "residences": ("hbm",), "constraints": Constraints(), "objective": "kernel"}
+        vars(alone).update(values, memory=(1,) * k, speed=(1.0,) * k)
+        return alone
 
     def to_json(self) -> str:
         """The whole task as JSON, schema `shard-gym/task/1`, or `/2` where that cannot say it.

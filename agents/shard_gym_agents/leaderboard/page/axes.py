@@ -72,13 +72,18 @@ def percent(share: float, digits: int | None = None) -> str:
 
 
 def signed(share: float) -> str:
-    """A gap as "+1.6 %"."""
-    return ("+" if share >= 0 else "") + percent(share, 1)
+    """A gap as "+1.6 %"; a large one without its decimal."""
+    return ("+" if share >= 0 else "") + percent(share, _decimals(share))
 
 
 def interval(low: float, high: float) -> str:
     """Gaps from a low to a high one in percent: "1.3 to 1.8"."""
-    return f"{100 * low:.1f} to {100 * high:.1f}".replace("-", "\N{MINUS SIGN}")
+    told = (f"{100 * share:.{_decimals(share)}f}" for share in (low, high))
+    return " to ".join(told).replace("-", "\N{MINUS SIGN}")
+
+
+def _decimals(share: float) -> int:
+    return int(abs(share) < 1)
 
 
 def duration(seconds: float) -> str:

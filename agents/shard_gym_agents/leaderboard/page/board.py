@@ -115,7 +115,7 @@ class Entrant:
 
     def solved(self) -> np.ndarray:
         """True for each task that every seed gave a feasible plan for, (T,)."""
-        return np.array([[bool(s and s.feasible) for _, s in runs] for runs in self.runs]).all(axis=0)
+        return np.all([[bool(s and s.feasible) for _, s in runs] for runs in self.runs], axis=0)
 
     def plans(self) -> list[Plan | None]:
         """The plan of the first seed for each task."""

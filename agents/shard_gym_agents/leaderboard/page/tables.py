@@ -13,7 +13,7 @@ from shard_gym_agents.leaderboard.page.markup import Markup, join, number, short
 from shard_gym_agents.leaderboard.ranking import Estimate
 
 WHISKER = 150  # pixels of the column that draws intervals
-LONGEST_NOTE = 64  # characters
+LONGEST_NOTE = 100  # characters
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ COSTS = (
 def columns(shown: Sequence[Entrant]) -> list[Column]:
     """The columns of a table; gaps in other budgets have one each."""
     budgets = sorted({budget for e in shown for budget in e.row.gap_at})
-    return [*RANKS, *map(_at, budgets), *COSTS]
+    costs = [column for column in COSTS if any(column.key(e) != "inf" for e in shown)]  # not all are known of old runs
+    return [*RANKS, *map(_at, budgets), *costs]
 
 
 def _at(budget: float) -> Column:
@@ -161,9 +162,11 @@ def _whisker(found: Estimate, axis: Axis) -> Markup:
 
 def _scale(axis: Axis) -> Markup:
     """Names above the intervals."""
-    names = [
-        tag("text", percent(g), x=number(axis(g)), y=11, text_anchor="start" if axis(g) < 12 else "middle")
-        for g in gap_names(axis)
-    ]
+    names = [tag("text", percent(g), x=number(axis(g)), y=11, text_anchor=_side(axis(g))) for g in gap_names(axis)]
     label = "mean gap with its 95 % interval"
     return tag("svg", *names, viewBox=f"0 0 {WHISKER} 16", role="img", aria_label=label)
+
+
+def _side(pixel: float) -> str:
+    """The side of a name that stays where its value is, so that the name stays inside."""
+    return "start" if pixel < 12 else "end" if pixel > WHISKER - 16 else "middle"

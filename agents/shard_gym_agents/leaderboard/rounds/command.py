@@ -23,7 +23,7 @@ from shard_gym.records.files import write_whole
 from shard_gym.records.locks import held
 from shard_gym.results import write_results
 from shard_gym.task import suites
-from shard_gym_agents.leaderboard.arena.flags import add_arena, rules_of
+from shard_gym_agents.leaderboard.arena.flags import add_arena, import_modules, rules_of
 from shard_gym_agents.leaderboard.arena.rules import FULL, findable
 from shard_gym_agents.leaderboard.references import today
 from shard_gym_agents.leaderboard.rounds import folder as stages
@@ -64,6 +64,7 @@ def new(options: argparse.Namespace) -> None:
 
 def open_round(options: argparse.Namespace) -> int:
     """Let the agents plan the tasks."""
+    import_modules(options.imports)
     rules = stages.expect_sealed(options.folder)
     tasks = tasks_of(rules, checked(rules, Secret.load(_secret_path(options)), str(_secret_path(options))))
     agents = _agents(options, rules)
