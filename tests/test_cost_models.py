@@ -7,7 +7,7 @@ import torch
 
 from shard_gym.errors import CorruptFile, InvalidPool, UnknownName
 from shard_gym.measuring import predictors
-from shard_gym.measuring.fit import Fitting, OurNet, PublishedNet, fit, main
+from shard_gym.measuring.fit import RELATIVE, Fitting, OurNet, PublishedNet, fit, main
 from shard_gym.measuring.measurements import Measurements
 from shard_gym.simulators import features
 from shard_gym.simulators.learned import Learned
@@ -77,7 +77,8 @@ def test_numpy_and_torch_agree(architecture, measured):
     torch.manual_seed(0)
     shards = predictors.shards_of(measured)
     made = ARCHITECTURES[architecture]
-    net = OurNet(shards, architecture) if isinstance(made, type) else PublishedNet(shards, made)
+    relative = architecture == RELATIVE
+    net = OurNet(shards, architecture) if isinstance(made, type) else PublishedNet(shards, made, relative=relative)
     rows = torch.from_numpy(shards.row)
     owner = torch.from_numpy(shards.shard)
     with torch.no_grad():

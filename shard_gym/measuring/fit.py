@@ -43,7 +43,7 @@ from shard_gym.simulators.networks import (
 ROLES = ("planner", "judge")
 Net: TypeAlias = "OurNet | PublishedNet"
 # Of our networks, per member: units of the table network, and of the correction.
-SIZES = {"ours": (32, 8), "ours-wide": (64, 12), "physics": (64, 12), "physics-wide": (96, 16)}
+SIZES = {"ours": (32, 8), "ours-wide": (64, 12), "physics": (128, 12), "physics-wide": (96, 20)}
 MEMBERS, FEWER = 5, 3  # FEWER where each has more units
 MIN_SHARDS = 40  # below, nothing can be held out
 Tell = Callable[[int, int, float], None]  # epoch, epochs, held-out loss
@@ -61,7 +61,10 @@ class Fitting:
 
 
 OURS = Fitting()
-PHYSICS = Fitting(epochs=150, batch=512, learning_rate=5e-3, model_error=0.04)
+RELATIVE = "autoshard-relative"
+LEAST_MS = 0.02  # of a pass: what is predicted below is pulled up
+TO_RELATIVE = Fitting(epochs=300, batch=256, learning_rate=3e-3, model_error=0.04)
+PHYSICS = Fitting(epochs=200, batch=512, learning_rate=5e-3, model_error=0.04)
 PUBLISHED = Fitting(epochs=300, batch=512, learning_rate=1e-3)  # AutoShard's rate and batch
 
 
@@ -103,8 +106,9 @@ class PublishedNet(nn.Module):
 
     members = 1
 
-    def __init__(self, shards: Shards, heads: tuple[str, ...], without: str = "") -> None:
+    def __init__(self, shards: Shards, heads: tuple[str, ...], without: str = "", relative: bool = False) -> None:
         super().__init__()
+        self.relative = relative
         raw = features.published(shards.tables)
         used = np.bincount(shards.row, minlength=len(raw))[:, None] / len(shards.row)
         self.mean, self.scale = np.zeros(raw.shape[1]), np.ones(raw.shape[1])
@@ -120,6 +124,9 @@ class PublishedNet(nn.Module):
         self.table0, self.table1 = Layer(1, raw.shape[1], 128), Layer(1, 128, 32)
         names = (*heads, "overall") if "comm" in heads else heads
         self.head = nn.ModuleDict({f"{n}_ms": Head() for n in names})
+        if relative:  # begins at the mean, above 0
+            for name, ms in zip(heads, shards.times.mean(axis=0), strict=True):
+                nn.init.constant_(self.head[f"{name}_ms"].last.bias, float(ms))
 
     def embed(self, rows: Tensor) -> Tensor:
         """Embed tables, (n,) -> (1, n, 32)."""
@@ -137,7 +144,10 @@ class PublishedNet(nn.Module):
         return torch.stack([self.cost("forward", sums), self.cost("backward", sums)], -1)
 
     def loss(self, sums: Tensor, times: Tensor) -> Tensor:
-        """Squared error in ms, (1, B)."""
+        """Squared error in ms, or the error of logarithms; (1, B)."""
+        if self.relative:
+            passes = self.decode(sums)
+            return error_of_logarithms(passes.clamp(min=LEAST_MS), times) + F.relu(LEAST_MS - passes).sum(-1)
         if "total" in self.heads:
             return (self.cost("total", sums) - times.sum(-1)) ** 2
         return ((self.decode(sums) - times) ** 2).sum(-1)
@@ -211,13 +221,7 @@ class OurNet(nn.Module):
 
     def loss(self, sums: Tensor, times: Tensor) -> Tensor:
         """Huber's error of the logarithms of both passes and of their sum, (M, B)."""
-        predicted = self.decode(sums)
-        gap = torch.log(predicted) - torch.log(times)
-        whole = torch.log(predicted.sum(-1)) - torch.log(times.sum(-1))
-        huber = F.smooth_l1_loss(gap, torch.zeros_like(gap), beta=0.1, reduction="none")
-        return huber @ torch.tensor([0.2, 0.3]) + F.smooth_l1_loss(
-            whole, torch.zeros_like(whole), beta=0.1, reduction="none"
-        )
+        return error_of_logarithms(self.decode(sums), times)
 
     def export(self) -> dict[str, np.ndarray]:
         """Tensors of `networks.Ours`."""
@@ -229,6 +233,16 @@ class OurNet(nn.Module):
             out[f"{name}/bias"] = _array(layer.bias)[:, 0]
         out["fixed"] = _array(10 * F.softplus(self.fixed))[:, 0]
         return out
+
+
+def error_of_logarithms(predicted: Tensor, times: Tensor) -> Tensor:
+    """Huber's error of the logarithms of both passes and of their sum, (..., 2) -> (...)."""
+    gap = torch.log(predicted) - torch.log(times)
+    whole = torch.log(predicted.sum(-1)) - torch.log(times.sum(-1))
+    huber = F.smooth_l1_loss(gap, torch.zeros_like(gap), beta=0.1, reduction="none")
+    return huber @ torch.tensor([0.2, 0.3]) + F.smooth_l1_loss(
+        whole, torch.zeros_like(whole), beta=0.1, reduction="none"
+    )
 
 
 def _array(parameter: Tensor) -> np.ndarray:
@@ -258,7 +272,8 @@ def fit(
         torch.manual_seed(seed)
         made = ARCHITECTURES[architecture]
         ours = isinstance(made, type)
-        net: Net = OurNet(shards, architecture) if ours else PublishedNet(shards, made, without)
+        relative = architecture == RELATIVE
+        net: Net = OurNet(shards, architecture) if ours else PublishedNet(shards, made, without, relative)
         held = _held_out(shards, net.members, seed)
         effort = settings or effort_of(architecture)
         epochs = _train(net, shards, held, effort, seed, tell)
@@ -286,7 +301,7 @@ def effort_of(architecture: str) -> Fitting:
     """The effort that an architecture is fitted with unless told."""
     made = ARCHITECTURES[architecture]
     if not isinstance(made, type):
-        return PUBLISHED
+        return TO_RELATIVE if architecture == RELATIVE else PUBLISHED
     return OURS if made is Ours else PHYSICS
 
 

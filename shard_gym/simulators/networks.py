@@ -282,6 +282,7 @@ ARCHITECTURES: dict[str, Any] = {
     "physics": Physics,
     "physics-wide": Physics,
     "autoshard": ("forward", "backward"),
+    "autoshard-relative": ("forward", "backward"),  # the same network, fitted to relative errors
     "autoshard-total": ("total",),
     "dreamshard": ("forward", "backward", "comm"),
 }
