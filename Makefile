@@ -4,13 +4,16 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 BUILT := pyproject.toml constraints.txt setup.py shard_gym/core/core.c
 
-.PHONY: leaderboard test lint
+.PHONY: leaderboard entries test lint
 
 leaderboard: .venv/core.stamp
-	$(BIN)/python -m benchmarks.leaderboard $(ARGS)
+	$(BIN)/python -m benchmarks.leaderboard --page $(ARGS)
+
+entries: .venv/core.stamp
+	$(BIN)/shard-gym validate benchmarks/results/entries --strict
 
 test: .venv/dev.stamp
-	$(BIN)/python -m pytest -n 2 -m "not cuda and not slow" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not cuda and not slow" $(ARGS)
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check
@@ -19,13 +22,14 @@ lint: .venv/dev.stamp
 
 # The stamp is the last line of its recipe, so an install that broke off is done again.
 # Trained policies need torch. It comes before the rest, so that nothing else decides its version or build.
+# torchrec, which is ranked too, comes without what it asks for: fbgemm-gpu, which would overwrite fbgemm-gpu-cpu.
 .venv/core.stamp: $(BUILT)
 	$(PYTHON) -m venv .venv
 	$(INSTALL) torch
-	$(INSTALL) -e ".[exact]"
+	$(INSTALL) -e ".[exact,cpu]"
+	$(INSTALL) --no-deps torchrec
 	touch $@
 
-# torchrec without what it asks for: fbgemm-gpu, which would overwrite fbgemm-gpu-cpu.
 .venv/dev.stamp: $(BUILT)
 	$(PYTHON) -m venv .venv
 	$(INSTALL) torch

@@ -10,7 +10,8 @@ from shard_gym.tables.pool import TablePool, make_pool
 from shard_gym.task import suites
 from shard_gym.task.task import Constraints, Task
 
-if TYPE_CHECKING:  # readers of files are imported when a task is made of one
+if TYPE_CHECKING:  # readers of files, and environments, are imported when they are asked for
+    from shard_gym.envs.like import env_for
     from shard_gym.task.own import make_task
 
 __version__ = "0.1.0"
@@ -20,6 +21,7 @@ __all__ = [
     "ShardGymError",
     "TablePool",
     "Task",
+    "env_for",
     "make_pool",
     "make_task",
     "simulators",
@@ -32,6 +34,10 @@ def __getattr__(name: str) -> Any:
         from shard_gym.task.own import make_task
 
         return make_task
+    if name == "env_for":
+        from shard_gym.envs.like import env_for
+
+        return env_for
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

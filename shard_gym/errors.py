@@ -33,8 +33,16 @@ class CorruptFile(ShardGymError, ValueError):
     """A file is not what it says it is; the message names the path and where in it."""
 
 
+class EntryRefused(ShardGymError):
+    """An entry can be read, but what it claims does not come out again, or contradicts its card."""
+
+
 class InUse(ShardGymError, BlockingIOError):
     """Another process writes to a folder; the message says which."""
+
+
+class OutOfTurn(ShardGymError, RuntimeError):
+    """A command that is not yet, or no longer, to be given; the message says which one is."""
 
 
 class MissingDependency(ShardGymError, ImportError):
@@ -51,6 +59,10 @@ class CoreError(ShardGymError, ImportError):
 
 class SettingsIgnored(UserWarning):
     """A simulator answers for settings of its own, not for the task's; told once."""
+
+
+class FeaturesUnscaled(UserWarning):
+    """An environment shows features as they are, on which no policy of a suite was trained; told once a place."""
 
 
 class RankFailed(ShardGymError, RuntimeError):

@@ -1,4 +1,6 @@
+import multiprocessing
 import os
+from multiprocessing import forkserver
 
 import numpy as np
 import pytest
@@ -46,6 +48,36 @@ def each_core(request):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(core, "compiled", lambda: None)
             yield "numpy"
+
+
+@pytest.fixture(scope="session")
+def server():
+    """A process with torch and TorchRec imported, from which others are forked."""
+    found = forkserver.ForkServer()
+    found.set_forkserver_preload(["torch", "torchrec", "torchrec.distributed.planner", "shard_gym_agents.models"])
+    return found
+
+
+def forked(patch, server, *places):
+    """Have modules that spawn processes fork them from the server."""
+    context = multiprocessing.get_context("forkserver")
+    patch.setattr(forkserver, "connect_to_new_process", server.connect_to_new_process)
+    for place in places:
+        patch.setattr(f"{place}.get_context", lambda method: context)
+
+
+@pytest.fixture(scope="module")
+def warm_ranks(server):
+    """Ranks of a module's trainings begin at once: alone each takes five seconds to import TorchRec."""
+    with pytest.MonkeyPatch.context() as patch:
+        forked(patch, server, "shard_gym.torchrec.launch")
+        yield
+
+
+@pytest.fixture
+def warm_workers(server, monkeypatch):
+    """Workers that measure begin at once."""
+    forked(monkeypatch, server, "multiprocessing", *(f"shard_gym.measuring.{name}" for name in ("operator", "survey")))
 
 
 @pytest.fixture(scope="session")

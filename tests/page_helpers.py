@@ -9,9 +9,9 @@ from shard_gym.results import Result
 from shard_gym.results.evaluate import Score
 from shard_gym.task import suites
 from shard_gym_agents.leaderboard import report
+from shard_gym_agents.leaderboard.kept import Watched
 from shard_gym_agents.leaderboard.page import Board
 from shard_gym_agents.leaderboard.references import References
-from shard_gym_agents.leaderboard.runs import Watched
 
 
 def random_board(key, agents, tasks, seeds=1, best_known=True, failed=(), **fields):
@@ -35,7 +35,7 @@ def random_board(key, agents, tasks, seeds=1, best_known=True, failed=(), **fiel
                 told = {
                     "suite": key, "index": index, "task": task.hash, "agent": agent, "track": track, "seed": seed,
                     "config": {"seed": seed}, "planner": suite.planner, "judge": suite.judge,
-                    "simulator_calls": 0, "wall_seconds": 10.0 ** (-4 + place % 4) * (1 + place),
+                    "simulator_calls": 0, "wall_seconds": 10.0 ** (-4 + place % 4) * (1 + place), "cpu_seconds": 0.01,
                 }  # fmt: skip
                 if agent in failed and index == 0:
                     runs[agent][seed].append((Result(**told, error="ValueError: no plan"), None))

@@ -25,6 +25,7 @@ from shard_gym_agents.leaderboard.runs import Arena, describe_agents, run_jobs
 from tests.arena_helpers import processes_of
 
 SUITE, ROOFLINE, TASKS = "dlrm-10x4", "roofline:rtx2080ti-x4-v1", 2
+WORKERS = 4  # many sleep
 TIGHT = Rules(memory=0.4e9, disk=64e6, files=256, processes=40, build_seconds=3)
 HONEST = ("cost-greedy", "random")
 FINE = ""  # a plan, and no word
@@ -155,6 +156,7 @@ def scene(tmp_path, monkeypatch):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(host, "GRACE_SECONDS", 0.2)
     monkeypatch.setattr(runs, "STRIKES", 1)  # nobody needs to die twice
+    monkeypatch.setattr(runs, "TIMED", 0)  # nor alone
     rules.place.cache_clear()
     with socket.create_server(("127.0.0.1", 0)) as server:
         (folder / "port").write_text(str(server.getsockname()[1]))
@@ -170,9 +172,9 @@ def contest(folder, level):
     limits = {f"corpus:{name}": 0.2 for name, told in ROWS.items() if "late: no plan" in str(told)}
     jobs = [Job(SUITE, agent, 0, ROOFLINE, ROOFLINE, time_limit=limits.get(agent, 30.0)) for agent in agents]
     try:
-        about = describe_agents(jobs, arena, 2)
+        about = describe_agents(jobs, arena, WORKERS)
         blank = {job: told for job, told in about.items() if not told.keys() & {"missing", "unknown"}}
-        done, complete = run_jobs(blank, arena, 2)
+        done, complete = run_jobs(blank, arena, WORKERS)
     finally:
         arena.stop()
         nursery.close()

@@ -53,7 +53,7 @@ def soon(seconds=0.02):
     return time.monotonic() + seconds
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(message=MESSAGES)
 def test_a_message_arrives_as_it_was_sent(message):
     near, far = socket.socketpair()

@@ -58,7 +58,7 @@ def streams(draw):
     return draw(st.lists(st.tuples(bags, bags), min_size=1, max_size=4))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(streams())
 def test_means_make_a_pool_whose_counts_add_up(stream):
     profiler = Profiler({"t": ["f", "g"]})

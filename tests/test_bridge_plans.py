@@ -152,7 +152,7 @@ def _placed(tables, i, split, devices, local):
     return st.one_of(ways)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(tasks_and_plans())
 def test_there_and_back(drawn):
     task, plan, local = drawn
@@ -366,6 +366,7 @@ def fill(sharded, whole):
     return held
 
 
+@pytest.mark.usefixtures("warm_ranks")
 def test_a_model_runs_under_a_plan_of_all_kinds():
     launch(run_on_a_rank, 2)
 

@@ -110,6 +110,7 @@ def rows_of(folder):
 
 
 @needs_fbgemm
+@pytest.mark.usefixtures("warm_workers")
 def test_a_killed_campaign_resumes_with_nothing_lost_or_doubled(tmp_path, shard_file):
     folder = tmp_path / "out"
     command = [sys.executable, "-m", "shard_gym.measuring.measure", "--out", str(folder), *FLAGS]
@@ -128,7 +129,7 @@ def test_a_killed_campaign_resumes_with_nothing_lost_or_doubled(tmp_path, shard_
         file.write('{"index": 1999, "forward_ms": 0.')  # as a crash in the middle of a line leaves it
     assert campaign.rows() == before
 
-    after, seconds = before, 3.0
+    after, seconds = before, 1.0
     while len(after) == len(before):  # on a busy machine the budget may end before the first shard
         packed = replace(campaign, source=Listed(shard_file, 50)).run(workers=1, budget_seconds=seconds)
         after, seconds = rows_of(folder), 2 * seconds
@@ -140,6 +141,7 @@ def test_a_killed_campaign_resumes_with_nothing_lost_or_doubled(tmp_path, shard_
 
 
 @needs_fbgemm
+@pytest.mark.usefixtures("warm_workers")
 def test_a_campaign_runs_to_its_end_and_packs_a_card(tmp_path, shard_file, capsys):
     flags = [*FLAGS, "--shard-file", str(shard_file), "--repeats", "2", "--workers", "1", "--seed", "4"]
     assert measure.main(["--out", str(tmp_path / "out"), *flags]) == 0
@@ -156,6 +158,7 @@ def test_a_campaign_runs_to_its_end_and_packs_a_card(tmp_path, shard_file, capsy
 
 
 @needs_fbgemm
+@pytest.mark.usefixtures("warm_workers")
 def test_shards_that_fail_are_told_and_do_not_end_the_campaign(tmp_path):
     Measurements.unmeasured(POOL, [([1], [4]), ([1], [6]), ([2], [4])]).save(tmp_path / "list.npz")
     packed = Campaign(tmp_path / "out", Listed(tmp_path / "list.npz"), SETTINGS).run(workers=1)
@@ -192,6 +195,7 @@ class Deadly:
 
 
 @needs_fbgemm
+@pytest.mark.usefixtures("warm_workers")
 def test_a_shard_that_kills_its_worker_is_tried_once_more_and_last(tmp_path, shard_file):
     Measurements.load(shard_file).take(np.arange(4)).save(tmp_path / "four.npz")
     packed = Campaign(tmp_path / "once", Deadly(tmp_path / "four.npz", (1,), 1), SETTINGS).run(workers=1)
@@ -205,6 +209,7 @@ def test_a_shard_that_kills_its_worker_is_tried_once_more_and_last(tmp_path, sha
 
 
 @needs_fbgemm
+@pytest.mark.usefixtures("warm_workers")
 def test_workers_that_all_die_end_the_campaign_and_keep_what_there_is(tmp_path, shard_file):
     with pytest.raises(SimulatorError, match=r"ended with -9; what they measured is kept in .*start again"):
         Campaign(tmp_path / "out", Deadly(shard_file, tuple(range(40)), 9), SETTINGS).run(workers=1)
@@ -219,6 +224,7 @@ def test_memory_that_is_not_there_is_told_before_anything_is_measured(tmp_path, 
 
 
 @needs_fbgemm
+@pytest.mark.usefixtures("warm_workers")
 def test_however_small_the_budget_some_shards_are_measured(tmp_path, shard_file):
     packed = Campaign(tmp_path / "out", Listed(shard_file), SETTINGS).run(1, budget_seconds=1e-9, at_least=3)
     assert np.isfinite(packed.total_ms).sum() == 3
@@ -236,6 +242,7 @@ def test_lists_are_mixed_in_turn_and_dims_are_as_told():
 
 
 @needs_fbgemm
+@pytest.mark.usefixtures("warm_workers")
 def test_a_folder_belongs_to_one_campaign(tmp_path, shard_file, capsys):
     campaign = Campaign(tmp_path / "out", Drawn(5), SETTINGS)
     assert len(campaign.run(budget_seconds=1e-9)) == 0

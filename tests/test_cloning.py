@@ -96,7 +96,7 @@ def test_a_restored_learner_goes_on_to_the_bit():
 
 def test_seeds_decide_and_reproduce():
     suite = suites.get("dlrm-10x4")
-    one, again, other = (Learner(suite, replace(SMALL, plans=1), seed) for seed in (0, 0, 1))
+    one, again, other = (Learner(suite, replace(SMALL, plans=1, calls=20), seed) for seed in (0, 0, 1))
     told = [[learner.iterate() for _ in range(2)] for learner in (one, again, other)]
     assert told[0] == told[1] != told[2]
     assert same(one.state(), again.state())

@@ -5,9 +5,11 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 
+import gymnasium
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,7 +21,7 @@ from shard_gym.memory.usage import device_sums
 from shard_gym.simulators.base import counted
 from shard_gym.task import suites
 from shard_gym_agents.cli.main import main
-from shard_gym_agents.solvers.greedy import CostGreedy
+from shard_gym_agents.solvers.greedy import COSTS, CostGreedy, Greedy
 from tests.cost_model_helpers import draw_task
 
 ROOT = Path(__file__).parents[1]
@@ -76,6 +78,11 @@ def test_sums_of_devices_are_numpys(seed, devices, width):
     placements = rng.integers(-1, devices, (2, int(rng.integers(0, 4)), len(values))).astype(dtype)
     assert_same(*by_both(lambda: device_sums(values, placements, devices)))
     assert_same(*by_both(lambda: device_sums(np.asfortranarray(values), placements[::2], devices)))
+    first = rng.integers(0, len(values), len(placements := placements[0]))
+    longest = int(len(values) - first.max(initial=0))
+    found = core.device_sums(values, placements[:, :longest], devices, first)
+    for start, placed, sums in zip(first, placements, found, strict=True):  # several tasks one after the other
+        assert_same(device_sums(values[start : start + longest], placed[:longest], devices), sums)
 
 
 @built
@@ -92,6 +99,26 @@ def test_cost_greedy_is_numpys_and_so_are_its_dead_ends(seed, simulator_id, room
             return CostGreedy()(task, asked), asked.calls
         except InfeasibleTask as error:
             return str(error), 0
+
+    c, numpy = by_both(told)
+    assert c == numpy
+
+
+@built
+@settings(max_examples=40)
+@given(st.integers(0, 10**6), st.sampled_from(list(COSTS)), st.sampled_from([1.0, 1.02, 1.3, 50.0]), st.booleans())
+def test_greedies_by_named_costs_are_numpys_and_so_are_their_dead_ends(seed, cost, room, equals):
+    rng = np.random.default_rng(seed)
+    task = draw_task(seed, speed=tuple(rng.choice([1.0, 2.0], 8)))
+    if equals:  # bytes and numbers of devices decide
+        task = replace(task, tables=task.tables.take(rng.integers(3, size=task.num_tables)))
+    task = replace(task, memory=tuple((room * task.tables.weight_bytes.sum() / rng.uniform(6, 8, 8)).astype(int)))
+
+    def told():
+        try:
+            return Greedy(cost)(task, None)
+        except InfeasibleTask as error:
+            return str(error)
 
     c, numpy = by_both(told)
     assert c == numpy
@@ -152,9 +179,57 @@ def test_arrays_that_do_not_fit_are_refused():
     for odd in (order - 1, order + 1):
         with pytest.raises(ValueError, match="greedy wants"):
             c.greedy(model, rows, odd, np.ones(4, int), room, speed, device)
+        with pytest.raises(ValueError, match="deal wants"):
+            c.deal(np.zeros(4), order, np.ones(4, int), odd, speed, room, device)
     beside = np.zeros((1, 3, 19))
-    c.device_sums(rows + 1, np.array([[-5, 7, 2, 2]]), beside)
+    c.device_sums(rows + 1, np.array([[-5, 7, 2, 2]]), np.zeros(1, int), beside)
     assert (beside[0, :2] == 0).all() and (beside[0, 2] == 2).all()
+    for first in ([1], [-1], [0, 0]):
+        with pytest.raises(ValueError, match="device_sums wants"):
+            c.device_sums(rows, np.zeros((1, 4), int), np.array(first), beside)
+
+
+@built
+def test_steps_beside_arrays_are_refused():
+    c, free, least, size = core.compiled(), np.ones((2, 3), int), np.ones(2, int), np.ones((4, 1), int)
+    sums, vector, at, held = np.zeros((2, 3, 5)), np.zeros((4, 5)), np.zeros(2, int), np.zeros((2, 5))
+    c.place(free, least, size, sums, vector, at, at, at.copy(), at.copy(), held)
+    for rows, options in (([0, 4], [0, 0]), ([-1, 0], [0, 0]), ([0, 0], [3, 0]), ([0, 0], [0, -1]), ([0], [0, 0])):
+        with pytest.raises(ValueError, match="place wants"):
+            c.place(free, least, size, sums, vector, np.array(rows), np.array(options), at, at.copy(), held)
+    with pytest.raises(ValueError, match="plans are"):
+        c.place(free, np.ones(3, int), size, sums, vector, at, at, at.copy(), at.copy(), held)
+    with pytest.raises(ValueError, match="masks wants"):
+        c.masks(free, least, size, np.array([0, 4]), np.zeros((2, 3), np.int8))
+    pieces, numbers, mask, shown = (np.zeros(shape, np.float32) for shape in ((4, 6), (2, 3), (2, 3), (2, 15)))
+    told = (np.zeros(4), at, numbers.astype(float), np.ones(2), np.ones((2, 3)), mask.astype(np.int8))
+    c.flat(pieces, *told, shown)
+    for wrong in (
+        (pieces, *told, shown[:, :14].copy()),
+        (pieces[:3], *told, shown),
+        (pieces, told[0], at + 4, *told[2:], shown),
+    ):
+        with pytest.raises(ValueError, match="flat wants"):
+            c.flat(*wrong)
+
+
+@built
+@pytest.mark.parametrize("observation", ["table", "full", "flat"])
+@pytest.mark.parametrize("name", ["Tight-80x8", "DLRM-10x2", "Mixed-10to59x4-Split"])
+def test_steps_of_many_episodes_are_numpys(name, observation):
+    """Episodes to their ends and beyond, of tasks of several lengths, whose devices get full."""
+
+    def told():
+        env = gymnasium.make_vec(f"shard_gym:ShardGym-{name}", num_envs=9, observation=observation)
+        env.reset(seed=3)
+        env.action_space.seed(0)
+        steps = [env.step(env.action_space.sample()) for _ in range(130)]
+        shown = [step[0].values() if isinstance(step[0], dict) else step[:1] for step in steps]
+        numbers = [values for *_, infos in steps for values in infos.values()]
+        return np.concatenate([np.ravel(a) for a in (*chain(*shown), *(step[1] for step in steps), *numbers)])
+
+    c, numpy = by_both(told)
+    assert c.tobytes() == numpy.tobytes()
 
 
 def told_by(cwd=ROOT, **environment):
@@ -206,9 +281,9 @@ def test_without_a_core_numpy_does_it_unless_c_is_asked_for(monkeypatch):
     [
         (ImportError("file too short"), "cannot be loaded.*SHARD_GYM_CORE=numpy: file too short"),
         (ImportError("it was compiled for another processor"), "cannot be loaded.*another processor"),
-        (extension(), "is of version None, this package needs 1"),
-        (extension(VERSION=0), "is of version 0, this package needs 2: build it"),
-        (extension(VERSION=2, decode=len, greedy=len), "lacks device_sums: build it"),
+        (extension(), f"is of version None, this package needs {core.VERSION}"),
+        (extension(VERSION=0), f"is of version 0, this package needs {core.VERSION}: build it"),
+        (extension(VERSION=core.VERSION, **dict.fromkeys(core.FUNCTIONS[1:], len)), "lacks decode: build it"),
     ],
     ids=["broken", "processor", "unknown", "old", "symbol"],
 )
@@ -227,6 +302,21 @@ def test_a_foreign_extension_is_one_line_on_the_command_line(tmp_path):
         ROOT / "agents" / "shard_gym_agents", tmp_path / "shard_gym_agents", ignore=shutil.ignore_patterns("weights")
     )
     (file,) = (tmp_path / "shard_gym" / "core").glob("_compiled*")
-    file.write_bytes(b"MZ" + file.read_bytes()[2:])
+    whole = file.read_bytes()
+    file.write_bytes(b"MZ" + whole[2:])
     code, told = told_by(tmp_path, PYTHONPATH=str(tmp_path))
     assert code == 2 and told.startswith("shard-gym: the compiled core cannot be loaded, build it with")
+    file.write_bytes(whole[: len(whole) // 5])
+    code, told = told_by(tmp_path, PYTHONPATH=str(tmp_path))
+    assert code == 2 and told.startswith("shard-gym: the compiled core cannot be loaded, build it with")
+
+
+@built
+@pytest.mark.skipif(sys.platform != "linux", reason="other loaders say so themselves")
+@pytest.mark.parametrize("left", [10, 64, 200, 0.05, 0.2])
+def test_a_core_that_is_cut_short_is_refused_before_it_is_loaded(tmp_path, left):
+    whole = Path(core.compiled().__file__).read_bytes()
+    cut, copy = tmp_path / "cut.so", tmp_path / "copy.so"
+    cut.write_bytes(whole[: int(left if left > 1 else left * len(whole))])
+    copy.write_bytes(whole)
+    assert core._cut_short(cut) and not core._cut_short(copy)

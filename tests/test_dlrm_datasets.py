@@ -277,8 +277,8 @@ print(kilobytes("VmHWM") - before)
 @pytest.mark.parametrize("zipped", [False, True])
 def test_a_file_is_held_once(tmp_path, zipped):
     small = write(tmp_path / "small.pt", tensors(TWO_TABLES))
-    tables, batch, pooling = 16, 2048, 256
-    indices = torch.arange(tables * batch * pooling) % 100_003  # 67 MB
+    tables, batch, pooling = 16, 2048, 128
+    indices = torch.arange(tables * batch * pooling) % 100_003  # 34 MB
     content = (
         indices,
         torch.arange(tables * batch + 1) * pooling,

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from shard_gym import Constraints, Task, make_pool, simulators
 from shard_gym.envs.bank import Bank
+from shard_gym.envs.begun import replayed
 from shard_gym.envs.env import BadAction, ShardingEnv
-from shard_gym.envs.kind_states import replayed
 from shard_gym.envs.observations import OBSERVATIONS
 from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.memory.usage import bytes_used

@@ -6,7 +6,10 @@ import pytest
 
 from shard_gym.torchrec.launch import launch
 
-pytestmark = pytest.mark.skipif(find_spec("torchrec") is None, reason="needs TorchRec")  # ranks import this module
+pytestmark = [  # ranks import this module
+    pytest.mark.skipif(find_spec("torchrec") is None, reason="needs TorchRec"),
+    pytest.mark.usefixtures("warm_ranks"),
+]
 FAST = (
     ("DLRM", "dp", "rowwise_adagrad"),
     ("DLRM", "grid", "sgd"),

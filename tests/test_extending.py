@@ -1,6 +1,7 @@
 """One addition of each kind in docs/extending.md, from a module in a scratch folder."""
 
 import importlib
+import json
 import sys
 
 import gymnasium
@@ -14,6 +15,7 @@ from shard_gym.errors import InvalidTask, UnknownName
 from shard_gym.plan.violations import violations
 from shard_gym.results.evaluate import evaluate, score
 from shard_gym_agents import make
+from shard_gym_agents.leaderboard import command
 from shard_gym_agents.solvers import greedy
 
 PLUGIN = '''
@@ -130,6 +132,31 @@ def test_a_suite_has_tasks_an_environment_and_a_row_of_a_leaderboard(suite):
     results = evaluate(make("cost-greedy"), tasks, judge, judge, suite=suite.key)
     assert [result.error for result in results] == [None, None]
     assert suite.random_makespans().tolist() == [9.0, 9.0]
+
+
+REGISTERS = """
+from pathlib import Path
+
+from scratch_plugin import LookupsMs, suite
+from shard_gym import simulators
+from shard_gym.task import suites
+
+simulators.SIMULATORS[LookupsMs.id] = LookupsMs
+suites.register(suite(Path(__file__).parent))
+"""
+
+
+def test_agents_know_a_suite_by_the_module_that_registers_it(suite, tmp_path, capsys):
+    (tmp_path / "scratch_registers.py").write_text(REGISTERS)
+    words = ["--suite", suite.key, "--agents", "cost-greedy", "--out", str(tmp_path / "out"), "--json"]
+    words += ["--best-known", str(tmp_path / "best")]
+    assert command.main(words) == 2
+    told = "simulator lookups:v1, suite scratch-6x2: known to this process, and not to those of agents; name the module"
+    assert told in capsys.readouterr().err
+    assert command.main([*words, "--import", "scratch_registers"]) == 0
+    assert json.loads(capsys.readouterr().out)["feasible"] == 1
+    assert command.main([*words, "--import", "scratch_nothing"]) == 2
+    assert "--import scratch_nothing: No module named" in capsys.readouterr().err
 
 
 def test_a_suite_is_never_edited(suite):

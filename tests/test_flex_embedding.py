@@ -10,6 +10,7 @@ from shard_gym.flexshard.tiers import RowTask, SequenceTable
 from shard_gym.torchrec.launch import launch
 from shard_gym_agents.solvers.flexshard import Frontier
 
+pytestmark = pytest.mark.usefixtures("warm_ranks")
 ROWS, DIM = 300, 8
 CUTS = [(0, 0), (20, 0), (0, 31), (20, 101), (300, 0), (0, 300), (7, 293)]  # DP and Flex rows
 

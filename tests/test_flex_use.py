@@ -150,6 +150,7 @@ def looked_up_by_torchrec(names, rows, plan):
     return all(torch.equal(found[name].values(), expected[name].values()) for name in names), held
 
 
+@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.skipif(find_spec("torchrec") is None, reason="needs TorchRec")
 def test_torchrec_runs_sequence_tables_that_are_rw():
     rows = (101, 40)

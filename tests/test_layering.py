@@ -29,6 +29,7 @@ ROOMS = (
     "measuring",
     "pictures",
     "envs",
+    "proofs",
     "bounds",
     "results",
     "torchrec",

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -148,6 +149,21 @@ def test_what_a_killed_process_began_goes_with_the_next_write(tmp_path):
     other.join()
     write_whole(path, "ours again")
     assert [p.read_text() for p in tmp_path.iterdir()] == ["ours again"]
+
+
+def test_what_another_sweeps_before_it_is_locked_is_begun_again(tmp_path, monkeypatch):
+    begin, swept = tempfile.mkstemp, []
+
+    def swept_once(**options):
+        handle, name = begin(**options)
+        if not swept:
+            os.unlink(name)
+            swept.append(name)
+        return handle, name
+
+    monkeypatch.setattr(tempfile, "mkstemp", swept_once)
+    write_whole(tmp_path / "page.md", "whole")
+    assert swept and [p.read_text() for p in tmp_path.iterdir()] == ["whole"]
 
 
 FULL_DISK = """

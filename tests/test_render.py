@@ -73,7 +73,7 @@ def test_what_is_too_much_is_marked():
         assert height_of(RED, frame, 0, 4, MEMORY) == 0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(devices=st.sampled_from([1, 2, 7, 8, 40, 128, 300]), data=st.data())
 def test_a_device_is_red_exactly_when_it_is_over(devices, data):
     actions = data.draw(st.lists(st.integers(0, min(devices - 1, 5)), min_size=12, max_size=12))

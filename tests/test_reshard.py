@@ -49,7 +49,7 @@ def test_it_beats_staying_and_planning_afresh(horizon):
         assert total_ms(task, found, horizon) < min(totals)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.sampled_from(["kernel", "iteration"]), st.sampled_from([1e-3, 0.03, 1.0]))
 def test_nothing_costs_less_on_a_tiny_task(seed, objective, horizon):
     """The plan in use fits in one half of the draws, and may not in the other."""
@@ -90,7 +90,7 @@ def test_where_nothing_is_in_use_the_plan_is_autos(tiny_task):
     assert make("reshard", calls=300)(tiny_task, SIMULATOR) == make("auto", calls=300)(tiny_task, SIMULATOR)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 3))
 def test_constraints_are_kept(seed, max_moves):
     """The plan in use keeps them, so something always does."""
@@ -161,7 +161,7 @@ def test_a_plan_in_use_that_outgrew_its_devices_is_mended_first(seed, horizon):
     assert delta(task, base, found).tables < 100
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=7, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.sampled_from([0.8, 0.9, 0.97]), st.sampled_from([1.0, 100.0, 10_000.0]))
 def test_it_is_never_worse_than_a_repair_staying_or_a_fresh_plan(seed, fill, horizon):
     try:

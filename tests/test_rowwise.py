@@ -123,7 +123,7 @@ def test_formulas_keep_their_rows_and_length(rows, share, exponent, shift):
 
 
 @given(st.lists(st.floats(0, 1, allow_subnormal=False), min_size=1, max_size=60), st.floats(1e-3, 0.9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_coarser_curve_is_off_by_no_more_than_it_says(probabilities, grain):
     fine = from_rows(np.array(probabilities))
     coarse = fine.coarser(grain)
@@ -220,7 +220,7 @@ def small_tasks(draw):
     return RowTask(tables, on, draw(st.integers(1, 3000)), draw(st.sampled_from([0.0, 0.0, 500.0, 1e5])))
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(small_tasks())
 def test_tiers_are_at_the_bound_and_never_worse_than_fewer(task):
     frontier, rw = Frontier(task), TieredPlan.uniform(task, "rw")
@@ -242,7 +242,7 @@ def dearest_row(task):
     return float((ms.max(axis=0) - ms.min(axis=0)).max())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(small_tasks())
 def test_with_one_divisible_row_the_bound_is_reached(task):
     frontier, budget = Frontier(task), task.budget_bytes

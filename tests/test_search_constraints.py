@@ -79,7 +79,7 @@ def test_plans_keep_to_the_task_and_are_no_worse_than_the_one_in_use(name, data)
 
 
 @pytest.mark.parametrize("name", ["local-search", "auto"])
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(constrained(tables=6))
 def test_the_best_of_all_plans_that_keep_to_a_tiny_task_is_found(name, task):
     plan = make(name, calls=2_000)(task, SIMULATOR)

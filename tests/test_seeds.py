@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard_gym import Task, simulators, suites
+from shard_gym import Constraints, Task, simulators, suites
 from shard_gym.errors import InfeasibleTask
 from shard_gym.results.evaluate import score
 from shard_gym_agents import make
@@ -115,6 +115,19 @@ def test_greedies_that_ask_the_planner_are_left_out_where_they_would_be_late(clo
     named = [score(task, make(f"{cost}-greedy")(task, planner), SIMULATOR).makespan for cost in COSTS]
     assert not best.amiss and (best.makespan < 0.99 * min(named)) == asks
     assert asks or clock[0] - begun < seconds
+
+
+def test_where_no_search_would_begin_in_time_there_is_the_first_greedys_plan(clock):
+    few, planner = suites.get("core-80x8").tasks("val")[0], Slow(clock)
+    many = dataclasses.replace(few, tables=few.tables.take(np.arange(2_400) % 80), memory=(10**13,) * 8)
+    for name in ("auto", "local-search"):
+        assert make(name, budget=0.01)(many, planner) == make("lookup-greedy")(many, planner)
+        assert clock[0] == 0  # nothing was asked
+    for task, budget in ((many, Budget(0.1, 0)), (many, Budget(0.01, 1)), (few, Budget(0.0, 0))):
+        assert seeds.in_haste(task, planner, budget) is None
+    assert seeds.in_haste(dataclasses.replace(many, memory=(1,) * 8), planner, Budget(0.0, 0)) is None
+    base = Constraints(base=(0,) * 2_400, max_moves=2_400)
+    assert seeds.in_haste(dataclasses.replace(many, constraints=base), planner, Budget(0.0, 0)) is None
 
 
 def test_where_memory_is_tight_an_overflowing_seed_is_mended():

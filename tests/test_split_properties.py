@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from shard_gym import simulators, suites
 from shard_gym.envs.bank import Bank
+from shard_gym.envs.begun import replayed
 from shard_gym.envs.env import ShardingEnv
-from shard_gym.envs.kind_states import replayed
 from shard_gym.envs.observations import OBSERVATIONS
 from shard_gym.envs.rewards import REWARDS
 from shard_gym.memory.usage import device_bytes, table_bytes

@@ -58,7 +58,7 @@ def evaluated(numbers):
     return eval(commas.replace(" x ", " * "), {"__builtins__": {}}, known)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_every_step_is_what_its_numbers_make(data):
     draw = data.draw

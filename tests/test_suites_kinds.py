@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from benchmarks.freeze import PLANS_OF_KINDS
-from benchmarks.random_kinds import random_makespans
 
 from shard_gym import make_pool, simulators
 from shard_gym.errors import InfeasibleTask
@@ -13,6 +11,7 @@ from shard_gym.generator import SHARE_OF_LOAD
 from shard_gym.memory.usage import table_bytes
 from shard_gym.plan.plan import Plan
 from shard_gym.results.evaluate import score
+from shard_gym.simulators.random_plans import PLANS_OF_KINDS, random_makespans
 from shard_gym.simulators.roofline import PRESETS_V2
 from shard_gym.task.suite import MOST_ROWS, with_doubled_rows
 from shard_gym.task.suites import ROCE, SPLITS, SUITES, TWO_HOSTS

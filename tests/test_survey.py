@@ -113,6 +113,7 @@ def tiny(tmp_path):
 
 
 @needs_fbgemm
+@pytest.mark.usefixtures("warm_workers")
 def test_noise_above_the_limit_ends_a_survey_and_the_next_call_looks_again(tiny):
     with pytest.raises(SimulatorError, match=r"repeats differ by .*something else uses cpu.*higher --noise"):
         replace(tiny, noise_limit=1e-9).run(print)
@@ -133,6 +134,7 @@ def dies(*_):
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_an_operator_that_crashes_is_told_by_the_process_that_outlives_it(monkeypatch):
     monkeypatch.setattr(operator, "check_operator", dies)
     with pytest.raises(SimulatorError, match="the process that checked FBGEMM on cuda died"):

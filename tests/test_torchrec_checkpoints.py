@@ -12,7 +12,10 @@ from shard_gym.task.constraints import BY_HOST, KINDS, OF_COLUMNS
 from shard_gym.task.links import Links
 from shard_gym.torchrec.launch import launch
 
-pytestmark = pytest.mark.skipif(find_spec("torchrec") is None, reason="needs TorchRec")  # ranks import this module
+pytestmark = [  # ranks import this module
+    pytest.mark.skipif(find_spec("torchrec") is None, reason="needs TorchRec"),
+    pytest.mark.usefixtures("warm_ranks"),
+]
 N, STEPS = 8, 3  # tables; steps before the move, and after it
 FORMS = {  # kind and devices of a table, on two ranks
     2: [

@@ -11,7 +11,10 @@ from shard_gym import Plan
 from shard_gym.errors import InvalidPlan
 from shard_gym.torchrec.launch import launch
 
-pytestmark = pytest.mark.skipif(find_spec("torchrec") is None, reason="needs TorchRec")  # ranks import this module
+pytestmark = [  # ranks import this module
+    pytest.mark.skipif(find_spec("torchrec") is None, reason="needs TorchRec"),
+    pytest.mark.usefixtures("warm_ranks"),
+]
 N, EVERY = 8, (0, 1)
 
 

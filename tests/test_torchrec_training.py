@@ -14,7 +14,10 @@ from shard_gym import Plan
 from shard_gym.errors import RankFailed, ShardGymError
 from shard_gym.torchrec.launch import _free_port, launch
 
-pytestmark = pytest.mark.skipif(find_spec("torchrec") is None, reason="needs TorchRec")  # ranks import this module
+pytestmark = [  # ranks import this module
+    pytest.mark.skipif(find_spec("torchrec") is None, reason="needs TorchRec"),
+    pytest.mark.usefixtures("warm_ranks"),
+]
 BY_HAND = Plan((0, 1, 1, 0, 1, 0, 1, 0))
 # Halves of tables 2 and 4 go to the end, so does the second half of table 4's second half.
 SPLIT = Plan((0, 1, 1, 0, 1, 0, 1, 0, 0, 0, 1), splits=(2, 4, 9))

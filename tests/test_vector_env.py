@@ -32,7 +32,7 @@ SUITES = {  # of each kind one: its longest episodes
 }
 LARGER = [("table", False), *((shown, split) for shown in ("full", "ahead", "flat") for split in (False, True))]
 COMBINATIONS = [(o, r, q) for o in OBSERVATIONS for r in REWARDS for q in ORDERS]
-lenient = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+lenient = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.fixture(scope="module")

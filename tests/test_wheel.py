@@ -1,6 +1,7 @@
 """The wheel as users install it: with its core dependencies and no extra, away from the checkout."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from zipfile import ZipFile
 
 import pytest
 from packaging.requirements import Requirement
+
+from shard_gym.records.locks import held
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"shard_gym": ROOT / "shard_gym", "shard_gym_agents": ROOT / "agents" / "shard_gym_agents"}
@@ -31,9 +34,11 @@ assert not {"torch", "matplotlib"} & set(sys.modules)
 """
 
 
-def run(*command: object, **options) -> None:
+def run(*command: object, **options) -> str:
+    """What the command says on stderr."""
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stderr
 
 
 def core_dependencies(name: str) -> set[str]:
@@ -63,11 +68,16 @@ def copied_source(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def dist(tmp_path_factory):
-    """The folder with the wheel, built by way of the source distribution."""
-    folder = tmp_path_factory.mktemp("dist")
-    source = copied_source(tmp_path_factory.mktemp("copy"))
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source)
+def dist(tmp_path_factory, request):
+    """The folder with the wheel, built by way of the source distribution; once for all workers of pytest-xdist."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if hasattr(request.config, "workerinput") else base) / "dist"
+    with held(folder.with_name("building"), wait=True):
+        if not folder.exists():
+            built = tmp_path_factory.mktemp("built")
+            source = copied_source(tmp_path_factory.mktemp("copy"))
+            run(sys.executable, "-m", "build", "--no-isolation", "--outdir", built, source)
+            built.rename(folder)
     return folder
 
 
@@ -131,16 +141,22 @@ def test_the_wheel_works_without_extras(installed, tmp_path):
     run(sys.executable, "-S", "-c", USE, installed, cwd=tmp_path, env=env)
     command = (sys.executable, "-S", installed / "bin" / "shard-gym")
     run(*command, "--help", cwd=tmp_path, env=env)
-    run(
-        *command,
+    words = [
         "leaderboard",
         "--suite",
-        "dlrm-10x4",
+        "dlrm-10x2",
         "--agents",
-        "cost-greedy",
+        "cost-greedy,lookup-greedy",
         "--tasks",
-        "1",
-        cwd=tmp_path,
-        env=env,
-    )
-    assert (tmp_path / "runs" / "leaderboard" / "dlrm-10x4.md").exists()
+        "2",
+        "--page",
+        "--out",
+        "p",
+    ]
+    told = run(*command, *words, cwd=tmp_path, env=env)
+    assert "look: python -m webbrowser -t p/leaderboard.html" in told
+    assert {path.name for path in (tmp_path / "p").iterdir()} >= {"dlrm-10x2.md", "dlrm-10x2.jsonl"}
+    assert "No best known" not in (tmp_path / "p" / "dlrm-10x2.md").read_text()
+    page = (tmp_path / "p" / "leaderboard.html").read_text()
+    assert not re.search(r"(src|href)=.?(https?:)?//|url\(|@import|fetch\(", page)
+    assert not list(installed.rglob("best_known"))

@@ -39,8 +39,10 @@ from shard_gym.simulators.networks import Weights
 from shard_gym.tables.files import load_pool, save_pool
 from shard_gym.task.machines import read_machine
 from shard_gym.task.packed import packed
+from shard_gym.task.suite import Suite, SuiteTasks, _archive
 from shard_gym.task.task import SCHEMA_3
 from shard_gym_agents.leaderboard.references import keep_best, load_best
+from shard_gym_agents.leaderboard.runs import Watched, _kept_runs
 
 Spoil = Callable[[bytes, np.random.Generator], bytes]
 
@@ -131,6 +133,11 @@ def _results() -> Sequence[Result]:
 
     judge = simulators.make("roofline:h100-v2")
     return evaluate(make("lookup-greedy"), suites.get("dlrm-10x4").tasks("test")[:2], judge, judge, suite="dlrm-10x4")
+
+
+def _runs_kept() -> Sequence[bytes]:
+    lines = [{"task": r.task, "result": r.to_json(), "watched": asdict(Watched("full", runs=1))} for r in _results()]
+    return ["".join(json.dumps(line) + "\n" for line in lines).encode()]
 
 
 def _dlrm(zipped: bool) -> Sequence[bytes]:
@@ -377,6 +384,35 @@ def _use_command(path: Path) -> None:
         raise Unsound(f"exit code {code}")
 
 
+@cache
+def _bank() -> bytes:
+    """A suite's data: two tasks of a split, with doubled rows and memory of their own."""
+    columns = {
+        "tables": [[3, 5, 8, 65535], [1, 2, 4, 9]],
+        "dims": [[4, 8, 16, 0], [64] * 4],
+        "doublings": [[1] * 4] * 2,
+    }
+    held = {f"own/test/{name}": np.array(column, np.uint16) for name, column in columns.items()}
+    memory, scaling = np.full((2, 2), 1e12), np.stack([np.zeros(21), np.ones(21)])
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **held, **{"own/test/memory": memory, "own/scaling": scaling})  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def _use_bank(path: Path) -> None:
+    (folder := path.with_suffix("")).mkdir(exist_ok=True)
+    path.rename(folder / "banks.npz")
+    _archive.cache_clear()
+    suite = Suite("Own", 4, 2, "iteration", "roofline:h100-v2", "roofline:h100-v2", (1.0,), folder=str(folder))
+    for task in SuiteTasks(suite, "test")[:2]:
+        _use_task(task)
+
+
+def _use_kept(path: Path) -> None:
+    for result, seen in _kept_runs(path):
+        sound(result.wall_seconds, seen.wall, seen.cpu, seen.idle)
+
+
 def _sound_result(path: Path) -> None:
     found = Result.from_json(path.read_bytes())
     sound(found.wall_seconds, found.makespan or 0.0, math.log1p(found.simulator_calls))
@@ -437,6 +473,8 @@ TARGETS = (
         lambda p: list(Replay(p)),
     ),
     Target("replayed", ".json", lambda: [r.to_json().encode() for r in _results()], _use_replayed, resummed),
+    Target("suite", ".npz", lambda: [_bank()], _use_bank, repacked),
+    Target("kept-runs", ".jsonl", _runs_kept, _use_kept, spoiled_line),
     Target("best-known", ".json", _best, _use_best, spoiled_text),
     Target("machine", ".toml", lambda: [TOML], _use_machine),
     Target("constraints", ".json", _texts(CONSTRAINTS), _use_constraints, spoiled_text),

@@ -13,29 +13,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from benchmarks.random_kinds import random_makespans
 
 from shard_gym import simulators
 from shard_gym.bounds import certificate
 from shard_gym.errors import InfeasibleTask
 from shard_gym.generator import drawn, own_memory
 from shard_gym.plan.forms import beyond_columns
-from shard_gym.plan.random_plans import random_placements
 from shard_gym.records import commands
 from shard_gym.records.files import write_whole
 from shard_gym.simulators.base import plan_latency
+from shard_gym.simulators.random_plans import random_makespan
 from shard_gym.tables.metasyn import load_metasyn, metasyn, pack
 from shard_gym.tables.pool import TablePool
 from shard_gym.task.suite import PADDING, SPLITS, Columns, Suite, with_doubled_rows
 from shard_gym.task.suites import SUITES
 from shard_gym.task.task import Task
 from shard_gym_agents import make
-from shard_gym_agents.solvers.solver import require_fast
 
 OWN = [suite for suite in SUITES.values() if not suite.bank]  # the others show the tasks of one of these
 DATA = Path(__file__).parents[2] / "shard_gym" / "data"
 POOLS = [(0, 856), (1, 856), (2, 856), (3, 856), (4, 1000), (5, 1000), (6, 1000)]
-REFERENCE_PLANS, PLANS_OF_KINDS = 1_000, 100
 
 
 def freeze_pools() -> None:
@@ -85,7 +82,7 @@ def freeze_references() -> None:
                 if key not in known:
                     rng = np.random.default_rng([1000, number, SPLITS.index(split)])
                     tasks = suite.tasks(split)
-                    known[key] = np.array([_random_makespan(task, simulator, rng) for task in tasks])
+                    known[key] = np.array([random_makespan(task, simulator, rng) for task in tasks])
                     print(f"{key}: mean {known[key].mean():.3f} ms over {len(tasks)} tasks")
         key = f"{suite.key}/bound/{suite.planner}"
         if key not in known:
@@ -116,20 +113,6 @@ def _scaling(suite: Suite, pool: TablePool, columns: Columns) -> np.ndarray:
     features = tables.features().astype(np.float64)
     deviation = features.std(axis=0)
     return np.stack([features.mean(axis=0), np.where(deviation > 1e-9, deviation, 1.0)])
-
-
-def _random_makespan(task: Task, simulator: simulators.Simulator, rng: np.random.Generator) -> float:
-    """Tasks that no known plan solves without splits take uniform placements, full devices or not."""
-    if beyond_columns(task):
-        return float(random_makespans(task, require_fast(simulator), PLANS_OF_KINDS, rng).mean())
-    makespans = []
-    for _ in range(10):  # in parts, to bound memory at 1000 x 128
-        try:
-            placements = random_placements(task, REFERENCE_PLANS // 10, rng)
-        except InfeasibleTask:
-            placements = rng.integers(task.num_devices, size=(REFERENCE_PLANS // 10, task.num_tables))
-        makespans.append(simulator.latency(task, placements).makespan(task.objective))
-    return float(np.concatenate(makespans).mean())
 
 
 def _bound_by_one(task: Task, planner: simulators.Simulator) -> bool:

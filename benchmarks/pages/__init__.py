@@ -2,19 +2,21 @@
 
 | NAME | page | what it tells |
 |---|---|---|
+| certificates | certificates.md | bounds on headroom cards that anybody can verify |
 | clients | clients.md | what other people's learners and tests make of the environments |
 | controls | controls.md | what a policy adds over its features, over imitation and over search |
 | decisions | in fidelity.md | what predicted costs are worth to a search |
 | executed | executed.md | plans of every kind, trained by TorchRec on gloo |
 | fidelity | fidelity.md | how true predicted costs are |
 | flexshard | flexshard.md | rows in tiers against the linear relaxation, in bytes sent, and by PPO |
-| fuzz | printed | what malformed input does to readers, constructors and commands |
+| fuzz | fuzz.md | what malformed input does to readers, constructors and commands |
 | headroom | headroom.md | how much each suite leaves to find; searches for best known plans |
-| kills | printed | what is lost, left running or left over when commands are killed |
+| kills | kills.md | what is lost, left running or left over when commands are killed |
 | leaderboard | SUITE.md | agents on a suite, ranked |
 | learners | learners.md | what every learner reaches on the main suites |
 | papers | papers.md, papers_*.md | the papers' tables and figures beside ours |
 | resharding | resharding.md | what it costs to follow a workload that changes |
+| rounds | rounds.md | whether a sealed round ranks agents as the public test does |
 | scaling | scaling.md | time and memory of a plan over the size of the task |
 | searches | searches.md | what the searches reach in a time, suite by suite |
 | throughput | printed | steps, plans and predictions a second, beside their targets |

@@ -23,7 +23,7 @@ Rounding in the network (to multiples of 2**-14) is taken off.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -124,6 +124,18 @@ def _of_sums(maxima: Maxima, pieces: Pieces) -> Iterator[Share]:
         yield Share(cost.min(axis=0), lambda weight: weight + fixed, lambda weight: weight + fixed)
 
 
+def factor_shares(task: Task, simulator: FastSimulator) -> Iterator[_Held]:
+    """What a device holds that has as much of the work as all have on average, for costs that are factors."""
+    factors, pieces = simulator.factors(), pieces_of(task, simulator)
+    if factors is None:
+        return
+    for share in _of_factors(factors, pieces, "both", task.num_devices, simulator.id):
+        least = _Least(factors, pieces.whole[..., factors.own :], "both", task.num_devices)
+        held = least.held(share.weights, float(share.weights.sum()) / task.num_devices)
+        least.of(held)
+        yield held
+
+
 def _of_factors(factors: Factors, pieces: Pieces, phase: str, devices: int, simulator_id: str) -> Iterator[Share]:
     """Shares weighted by the slope of the cost at the mean shard, its factor's part by a tilt."""
     if min(factors.hidden.min(), factors.out.min(), factors.fixed.min()) < 0:
@@ -154,12 +166,14 @@ class _Held:
     phi: np.ndarray  # (N,)
     low: np.ndarray  # (I,)
     high: np.ndarray
+    multipliers: list[np.ndarray] = field(default_factory=list)  # (I, C) of each call of `least`, for certificates
 
     def least(self, cost: np.ndarray) -> np.ndarray:
         """Bound the least of costs that add up over tables, (I, C, N) -> (I, C)."""
         intervals, columns, tables = cost.shape
         low, high = (np.repeat(edge, columns) for edge in (self.low, self.high))
-        flat = least_between(cost.reshape(-1, tables), self.weights, self.total, self.phi, low, high)
+        flat, multiplier = _between(cost.reshape(-1, tables), self.weights, self.total, self.phi, low, high)
+        self.multipliers.append(multiplier.reshape(intervals, columns))
         return flat.reshape(intervals, columns)
 
     def ranges(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -194,11 +208,18 @@ class _Least:
 
     def __call__(self, weights: np.ndarray, total: float) -> float:
         """The least ms of a device of speed 1 that holds `total` of the weight."""
+        return self.of(self.held(weights, total))
+
+    def held(self, weights: np.ndarray, total: float) -> _Held:
+        """The intervals of what such a device may hold."""
         phi = np.maximum(self.factor_slope, 1e-12 * self.factor_slope.max() + 1e-300)
         lowest, _ = least_of(phi[None], weights, total)
         highest, _ = least_of(-phi[None], weights, total)
         edges = np.linspace(lowest[0] * (1 - 1e-9), -highest[0] * (1 + 1e-9), INTERVALS + 1)
-        held = _Held(weights, total, phi, edges[:-1], edges[1:])
+        return _Held(weights, total, phi, edges[:-1], edges[1:])
+
+    def of(self, held: _Held) -> float:
+        """The least ms over all intervals."""
         low, high = held.ranges(self.totals)
         constant, slope = self._chords(low, high)
         linear = np.einsum("ipq,vnq->ivpn", slope, self.totals)  # (I, V, P, N)
@@ -282,11 +303,18 @@ def least_between(
     Lagrange: for any multiplier m >= 0 the least of (cost - m second).x, plus m low, is no more than the least cost
     under second.x >= low; and so with the sign turned for high. The best m is searched by halving.
     """
+    return _between(cost, weight, total, second, low, high)[0]
+
+
+def _between(
+    cost: np.ndarray, weight: np.ndarray, total: float, second: np.ndarray, low: np.ndarray, high: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same with the multiplier that it was found with, below 0 for `high`."""
     best, x = least_of(cost, weight, total)
-    reached = x @ second
+    reached, multiplier = x @ second, np.zeros(len(best))
     rows = np.flatnonzero((reached < low) | (reached > high))
     if not len(rows):
-        return best
+        return best, multiplier
     sign = np.where(reached[rows] < low[rows], 1.0, -1.0)
     target, found = np.where(sign > 0, low[rows], high[rows]), best[rows]
     small, large = np.zeros(len(rows)), (abs(cost[rows]) / second).max(axis=1)
@@ -294,8 +322,10 @@ def least_between(
         middle = (small + large) / 2 if step >= TAIL else np.where(small > 0, np.sqrt(small * large), large / 64)
         tilted = cost[rows] - (sign * middle)[:, None] * second
         value, x = least_of(tilted, weight, total)
-        found = np.maximum(found, value + sign * middle * target)
+        value = value + sign * middle * target
+        multiplier[rows] = np.where(value > found, sign * middle, multiplier[rows])
+        found = np.maximum(found, value)
         more = sign * (x @ second) < sign * target
         small, large = np.where(more, middle, small), np.where(more, large, middle)
     best[rows] = found
-    return best
+    return best, multiplier

@@ -10,14 +10,19 @@ from __future__ import annotations
 import os
 from functools import cache
 from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from struct import unpack_from
 from types import ModuleType
 
 import numpy as np
 
 from shard_gym.errors import CoreError
 
-VERSION = 2  # of the functions in core.c
-FUNCTIONS = ("decode", "device_sums", "greedy")
+VERSION = 3  # of the functions in core.c
+EXTENSION = "shard_gym.core._compiled"
+FUNCTIONS = ("decode", "device_sums", "greedy", "deal", "place", "masks", "flat")
 AGAIN = "build it with `pip install -e .` or `pip install --force-reinstall shard-gym`, or set SHARD_GYM_CORE=numpy"
 
 
@@ -28,7 +33,8 @@ def load(wanted: str) -> ModuleType | None:
     if wanted == "numpy":
         return None
     try:
-        found = import_module("shard_gym.core._compiled")
+        _refuse_cut_short(find_spec(EXTENSION))
+        found = import_module(EXTENSION)
     except ModuleNotFoundError:
         if wanted:
             raise CoreError(f"SHARD_GYM_CORE=c, but no compiled core is there: with a C compiler, {AGAIN}") from None
@@ -40,6 +46,29 @@ def load(wanted: str) -> ModuleType | None:
     if missing := [name for name in FUNCTIONS if not hasattr(found, name)]:
         raise CoreError(f"the compiled core lacks {', '.join(missing)}: {AGAIN}")
     return found
+
+
+def _refuse_cut_short(spec: ModuleSpec | None) -> None:
+    """Refuse an extension that would end the process if it were loaded."""
+    if spec and spec.origin and _cut_short(Path(spec.origin)):
+        raise ImportError(f"{spec.origin} is cut short")
+
+
+def _cut_short(file: Path) -> bool:
+    """True if a 64-bit ELF file ends before what its header says is to be loaded."""
+    with file.open("rb") as content:
+        head = content.read(64)
+        if not head.startswith(b"\x7fELF\2\1"):
+            return False
+        if len(head) < 64:
+            return True
+        start, each, count = *unpack_from("<Q", head, 32), *unpack_from("<HH", head, 54)
+        content.seek(start)
+        parts = content.read(each * count)
+    if len(parts) < each * count:
+        return True
+    ends = (sum(unpack_from("<Q16xQ", parts, i * each + 8)) for i in range(count))  # first byte and bytes of each part
+    return max(ends, default=0) > file.stat().st_size
 
 
 @cache
@@ -67,13 +96,19 @@ def decode(model: np.ndarray | None, sums: np.ndarray, ms_per_us: np.ndarray, ro
     return out
 
 
-def device_sums(values: np.ndarray, placements: np.ndarray, num_devices: int) -> np.ndarray | None:
-    """Sum of each device's tables: values (N, H), placements (P, N) with -1 for none -> (P, K, H)."""
+def device_sums(
+    values: np.ndarray, placements: np.ndarray, num_devices: int, first: np.ndarray | None = None
+) -> np.ndarray | None:
+    """Sum of each device's tables: values (N, H), placements (P, N) with -1 for none -> (P, K, H).
+
+    With `first`, (P,), values are those of several tasks, and the tables of a plan are the rows from there on.
+    """
     if (c := compiled()) is None:
         return None
+    start = np.zeros(len(placements), np.int64) if first is None else first
     out = np.empty((len(placements), num_devices, values.shape[1]))
     rows, where = np.ascontiguousarray(values, np.float64), np.ascontiguousarray(placements, np.int64)
-    c.device_sums(rows, where, out)
+    c.device_sums(rows, where, start, out)
     return out
 
 
@@ -91,3 +126,59 @@ def greedy(
     device, room = np.full(len(rows), -1), capacity.copy()
     given = (np.ascontiguousarray(a) for a in (rows, order, size))
     return device if c.greedy(model, *given, room, ms_per_us, device) == len(order) else None
+
+
+def deal(
+    cost: np.ndarray, weight: np.ndarray, size: np.ndarray, order: np.ndarray, speed: np.ndarray, capacity: np.ndarray
+) -> np.ndarray | None:
+    """Devices of tables, (N,), each in turn where there is least cost and weight; None too if one has no room."""
+    if (c := compiled()) is None:
+        return None
+    device, room = np.full(len(cost), -1), capacity.copy()
+    given = (np.ascontiguousarray(a, np.int64) for a in (weight, size, order))
+    return device if c.deal(np.ascontiguousarray(cost), *given, speed, room, device) == len(order) else None
+
+
+def place(
+    free: np.ndarray,
+    least: np.ndarray,
+    size: np.ndarray,
+    sums: np.ndarray,
+    vector: np.ndarray,
+    rows: np.ndarray,
+    options: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Put a piece of each plan on a device, (B,) each: `plan.placing.Touched` of them; changes free, least and sums."""
+    if (c := compiled()) is None:
+        return None
+    count, width = len(free), sums.shape[2]
+    at, left, held = np.empty(count, np.int64), np.empty(count, np.int64), np.empty((count, width))
+    sizes, which, devices = (np.ascontiguousarray(a, np.int64) for a in (size, rows, options))
+    c.place(free, least, sizes, sums, np.ascontiguousarray(vector[:, 0], np.float64), which, devices, at, left, held)
+    return at, left, held
+
+
+def masks(free: np.ndarray, least: np.ndarray, size: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
+    """Devices that have room for a piece of each plan, int8 (B, K); all where none has."""
+    if (c := compiled()) is None:
+        return None
+    out = np.empty(free.shape, np.int8)
+    c.masks(free, least, *(np.ascontiguousarray(a, np.int64) for a in (size, rows)), out)
+    return out
+
+
+def flat(  # noqa: PLR0913  # the arrays that one row of numbers is made of
+    pieces: np.ndarray,
+    alone: np.ndarray,
+    rows: np.ndarray,
+    cost: np.ndarray,
+    share: np.ndarray,
+    pace: np.ndarray,
+    masks: np.ndarray,
+    shown: np.ndarray,
+) -> bool:
+    """Put the next pieces, costs, gaps and masks of many episodes into their "flat" observations; False: numpy must."""
+    if (c := compiled()) is None:
+        return False
+    c.flat(pieces, alone, rows, np.ascontiguousarray(cost), share, pace, masks, shown)
+    return True

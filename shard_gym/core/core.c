@@ -21,7 +21,7 @@
 #error "double arithmetic with more digits would not equal numpy's"
 #endif
 
-#define VERSION 2 /* of the functions below; shard_gym/core/__init__.py knows which one it calls */
+#define VERSION 3 /* of the functions below; shard_gym/core/__init__.py knows which one it calls */
 #define TILE 8
 #define FEW_TOTALS 6 /* of a shard, of most networks: their loops are compiled for it */
 #define MOST_TOTALS 16
@@ -32,6 +32,9 @@
 #define HIGHEST 65536.0
 #define LOWEST_FACTOR 0.05
 #define MAD_TO_DEVIATION 1.2533
+#define LIMIT 5.0f /* these three as shard_gym/envs/observations.py has them */
+#define FAR 1e300
+#define TINY 1e-12
 
 /* Where the loader can choose, loops are compiled for newer processors too; the numbers are the same. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
@@ -212,24 +215,27 @@ static void decode_all(const Model *m, const double *sums, Py_ssize_t shards, Py
     }
 }
 
-/* device_sums: values (tables, width), placements (plans, tables) with -1 for none -> (plans, devices, width). `rows` and
-   `sums` are room for values and for the sums of a plan, as wide as whole tiles. */
+/* device_sums: values (rows, width), placements (plans, tables) with -1 for none -> (plans, devices, width). The tables
+   of a plan are the rows from its `first` on. `sums` and `padded` are room for the sums of a plan and for a row, as wide
+   as whole tiles: what the next row adds beside the width is never read. */
 FOR_ALL_PROCESSORS
-static void add_up(const double *values, Py_ssize_t tables, Py_ssize_t width, const int64_t *placements, Py_ssize_t plans,
-                   Py_ssize_t devices, double *restrict rows, double *restrict sums, double *out)
+static void add_up(const double *values, Py_ssize_t rows, Py_ssize_t width, const int64_t *placements, Py_ssize_t plans,
+                   Py_ssize_t tables, const int64_t *first, Py_ssize_t devices, double *restrict sums, double *padded,
+                   double *out)
 {
     Py_ssize_t wide = whole_tiles(width);
-    for (Py_ssize_t t = 0; t < tables; t++)
-        memcpy(rows + t * wide, values + t * width, (size_t)width * sizeof(double));
     for (Py_ssize_t p = 0; p < plans; p++) {
         memset(sums, 0, (size_t)(devices * wide) * sizeof(double));
         for (Py_ssize_t t = 0; t < tables; t++) {
             int64_t device = placements[p * tables + t];
             if (device < 0 || device >= devices)
                 continue;
+            const double *row = values + (first[p] + t) * width;
+            if ((rows - first[p] - t) * width < wide)
+                row = memcpy(padded, row, (size_t)width * sizeof(double));
             for (Py_ssize_t c = 0; c < wide; c += TILE)
                 for (int j = 0; j < TILE; j++)
-                    sums[device * wide + c + j] += rows[t * wide + c + j];
+                    sums[device * wide + c + j] += row[c + j];
         }
         for (Py_ssize_t d = 0; d < devices; d++, out += width)
             memcpy(out, sums + d * wide, (size_t)width * sizeof(double));
@@ -274,9 +280,168 @@ static Py_ssize_t place_all(const Model *m, const double *rows, Py_ssize_t width
     return count;
 }
 
+/* A device in a heap of those that hold the least, by cost, bytes and number, as Python's heapq has them. */
+typedef struct {
+    double load;
+    int64_t used, device;
+} Turn;
+
+static int before(const Turn *a, const Turn *b)
+{
+    if (a->load != b->load)
+        return a->load < b->load;
+    return a->used != b->used ? a->used < b->used : a->device < b->device;
+}
+
+static void rise(Turn *heap, Py_ssize_t at)
+{
+    Turn turn = heap[at];
+    for (; at && before(&turn, &heap[(at - 1) / 2]); at = (at - 1) / 2)
+        heap[at] = heap[(at - 1) / 2];
+    heap[at] = turn;
+}
+
+static void sink(Turn *heap, Py_ssize_t count)
+{
+    Turn turn = heap[0];
+    Py_ssize_t at = 0, next;
+    while ((next = 2 * at + 1) < count) {
+        next += next + 1 < count && before(&heap[next + 1], &heap[next]);
+        if (!before(&heap[next], &turn))
+            break;
+        heap[at] = heap[next], at = next;
+    }
+    heap[at] = turn;
+}
+
+/* Greedy by a named cost: tables in turn, each to the device that holds the least of those with room. How many were
+   placed: fewer than all where a table has no room. `full` is room for as many turns as there are devices. */
+static Py_ssize_t deal_all(const double *cost, const int64_t *weight, const int64_t *size, const int64_t *order,
+                           Py_ssize_t count, const double *speed, int64_t *room, Py_ssize_t devices, Turn *heap, Turn *full,
+                           int64_t *device)
+{
+    for (Py_ssize_t d = 0; d < devices; d++)
+        heap[d] = (Turn){0.0, 0, d};
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int64_t t = order[i];
+        Py_ssize_t passed = 0, left = devices;
+        while (left && room[heap[0].device] < size[t]) {
+            full[passed++] = heap[0];
+            heap[0] = heap[--left];
+            if (left)
+                sink(heap, left);
+        }
+        if (!left)
+            return i;
+        device[t] = heap[0].device;
+        room[device[t]] -= size[t];
+        heap[0].load += cost[t] / speed[device[t]];
+        heap[0].used += weight[t];
+        sink(heap, left);
+        while (passed) {
+            heap[left] = full[--passed];
+            rise(heap, left++);
+        }
+    }
+    return count;
+}
+
+/* ---- Steps of many episodes at once, see shard_gym/plan/placing.py and shard_gym/envs/vector/views.py */
+
+typedef struct {
+    int64_t *free, *least; /* (plans, devices), (plans,) bytes left */
+    double *sums;          /* (plans, devices, width) */
+    Py_ssize_t plans, devices, width;
+} Plans;
+
+/* Placing.place: a piece of each plan to a device; tells that device's number among all, what is left there and what it
+   holds. */
+FOR_ALL_PROCESSORS
+static void place_each(const Plans *to, const int64_t *size, const double *restrict vector, const int64_t *rows,
+                       const int64_t *options, int64_t *at, int64_t *left, double *restrict held)
+{
+    Py_ssize_t width = to->width;
+    for (Py_ssize_t p = 0; p < to->plans; p++) {
+        int64_t shard = p * to->devices + options[p];
+        at[p] = shard;
+        left[p] = to->free[shard] -= size[rows[p]];
+        if (left[p] < to->least[p])
+            to->least[p] = left[p];
+        double *restrict sum = to->sums + shard * width;
+        const double *row = vector + rows[p] * width;
+        for (Py_ssize_t c = 0; c < width; c++)
+            sum[c] += row[c];
+        memcpy(held + p * width, sum, (size_t)width * sizeof(double));
+    }
+}
+
+/* Placing.masks: 1 where a piece has room; all 1 where it has none. */
+static void mask_each(const Plans *of, const int64_t *size, const int64_t *rows, int8_t *mask)
+{
+    for (Py_ssize_t p = 0; p < of->plans; p++, mask += of->devices) {
+        int64_t needed = size[rows[p]], any = of->least[p] >= needed;
+        if (!any)
+            for (Py_ssize_t d = 0; d < of->devices; d++)
+                any |= mask[d] = of->free[p * of->devices + d] >= needed;
+        if (of->least[p] >= needed || !any)
+            memset(mask, 1, (size_t)of->devices);
+    }
+}
+
+INLINE float within_limit(double value) /* of float32, as numpy rounds first */
+{
+    float x = (float)value;
+    x = x > LIMIT ? LIMIT : x;
+    return x < -LIMIT ? -LIMIT : x;
+}
+
+/* Costs of a tile of devices, 0 past the last one, and those with the next piece on them; FAR where it may not go. */
+INLINE void costs_ahead(const double *cost, const double *pace, const int8_t *mask, double next, Py_ssize_t count, double *now,
+                        double *ahead)
+{
+    for (int j = 0; j < TILE; j++) {
+        now[j] = j < count ? cost[j] : 0.0;
+        ahead[j] = j < count && mask[j] ? cost[j] + next * pace[j] : FAR;
+    }
+}
+
+/* FlatView.show: the next piece, costs and gaps of devices, and the mask, of each episode. Numbers that do not change with
+   a step are in `shown` (plans, width) already. */
+FOR_ALL_PROCESSORS
+static void show_each(float *shown, Py_ssize_t width, const float *pieces, Py_ssize_t state, const double *alone,
+                      const int64_t *rows, const double *cost, const double *share, const double *pace, const int8_t *mask,
+                      Py_ssize_t actions, Py_ssize_t plans, Py_ssize_t devices)
+{
+    Column now, ahead, behind;
+    for (Py_ssize_t p = 0; p < plans; p++, shown += width, cost += devices, pace += devices, mask += actions) {
+        float *to = memcpy(shown, pieces + rows[p] * state, (size_t)state * sizeof(float));
+        double least = FAR / 2, next = alone[rows[p]], own = next + TINY;
+        for (Py_ssize_t d = 0; d < devices; d += TILE) {
+            costs_ahead(cost + d, pace + d, mask + d, next, devices - d, now, ahead);
+            for (int j = 0; j < TILE; j++)
+                least = least != least || least < ahead[j] ? least : ahead[j];
+        }
+        for (Py_ssize_t d = 0; d < devices; d += TILE) {
+            int count = (int)(devices - d < TILE ? devices - d : TILE);
+            costs_ahead(cost + d, pace + d, mask + d, next, count, now, ahead);
+            for (int j = 0; j < TILE; j++) {
+                now[j] /= share[p];
+                behind[j] = ahead[j] - least;
+                behind[j] /= behind[j] + own;
+            }
+            for (int j = 0; j < count; j++) {
+                to[state + d + j] = within_limit(now[j]);
+                to[state + devices + d + j] = within_limit(behind[j]);
+            }
+        }
+        for (Py_ssize_t a = 0; a < actions; a++)
+            to[width - actions + a] = mask[a];
+    }
+}
+
 /* ---- What Python calls: arrays as buffers, checked, so that no call can read or write beside them */
 
-#define MOST_ARRAYS 8
+#define MOST_ARRAYS 10
 
 typedef struct {
     Py_buffer of[MOST_ARRAYS];
@@ -289,7 +454,8 @@ static void let_go(Arrays *arrays)
         PyBuffer_Release(&arrays->of[--arrays->held]);
 }
 
-/* The next argument as a contiguous array of float64 ("d") or int64 ("l" or "q"); NULL with an error set if it is not. */
+/* The next argument as a contiguous array of float64 ("d"), int64 ("l" or "q"), float32 ("f") or int8 ("b"); NULL with an
+   error set if it is not. */
 static Py_buffer *take(Arrays *arrays, PyObject *argument, char type, int dimensions, int writable)
 {
     Py_buffer *view = &arrays->of[arrays->held];
@@ -297,9 +463,11 @@ static Py_buffer *take(Arrays *arrays, PyObject *argument, char type, int dimens
         return NULL;
     arrays->held++;
     char found = view->format && view->format[0] && !view->format[1] ? view->format[0] : '?';
-    if (view->itemsize != 8 || !(found == type || (type == 'l' && found == 'q')) || view->ndim != dimensions) {
+    int bytes = type == 'f' ? 4 : type == 'b' ? 1 : 8;
+    if (view->itemsize != bytes || !(found == type || (type == 'l' && found == 'q')) || view->ndim != dimensions) {
         PyErr_Format(PyExc_TypeError, "expected %d dimensions of %s, got %d of \"%s\"", dimensions,
-                     type == 'd' ? "float64" : "int64", view->ndim, view->format ? view->format : "bytes");
+                     type == 'd' ? "float64" : type == 'f' ? "float32" : type == 'b' ? "int8" : "int64", view->ndim,
+                     view->format ? view->format : "bytes");
         return NULL;
     }
     return view;
@@ -357,37 +525,40 @@ static PyObject *decode(PyObject *self, PyObject *const *args, Py_ssize_t given)
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
+static int in_range(const int64_t *given, Py_ssize_t count, Py_ssize_t rows)
+{
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (given[i] < 0 || given[i] >= rows)
+            return 0;
+    return 1;
+}
+
 static PyObject *device_sums(PyObject *self, PyObject *const *args, Py_ssize_t given)
 {
     Arrays arrays = {.held = 0};
-    Py_buffer *values, *placements, *out;
-    int fine = given == 3 || refuse("device_sums(values, placements, out)");
+    Py_buffer *values, *placements, *first, *out;
+    int fine = given == 4 || refuse("device_sums(values, placements, first, out)");
     if (fine && (values = take(&arrays, args[0], 'd', 2, 0)) && (placements = take(&arrays, args[1], 'l', 2, 0)) &&
-        (out = take(&arrays, args[2], 'd', 3, 1))) {
-        Py_ssize_t tables = values->shape[0], width = values->shape[1], plans = placements->shape[0];
-        Py_ssize_t devices = out->shape[1], wide = whole_tiles(width);
-        double *rows = NULL;
-        if (placements->shape[1] != tables || out->shape[0] != plans || out->shape[2] != width)
-            refuse("device_sums wants values (N, H), placements (P, N) and out (P, K, H)");
-        else if (!(rows = calloc((size_t)((tables + devices) * wide) + 1, sizeof(double))))
+        (first = take(&arrays, args[2], 'l', 1, 0)) && (out = take(&arrays, args[3], 'd', 3, 1))) {
+        Py_ssize_t rows = values->shape[0], width = values->shape[1], plans = placements->shape[0];
+        Py_ssize_t tables = placements->shape[1], devices = out->shape[1], wide = whole_tiles(width);
+        double *sums = NULL;
+        if (tables > rows || first->shape[0] != plans || out->shape[0] != plans || out->shape[2] != width ||
+            !in_range(first->buf, plans, rows - tables + 1))
+            refuse("device_sums wants values (R, H), placements (P, N), first (P,) of N rows and out (P, K, H)");
+        else if (!(sums = calloc((size_t)((devices + 1) * wide) + TILE, sizeof(double))))
             PyErr_NoMemory();
         else {
             Py_BEGIN_ALLOW_THREADS
-            add_up(values->buf, tables, width, placements->buf, plans, devices, rows, rows + tables * wide, out->buf);
+            double *even = sums + TILE - ((uintptr_t)sums / sizeof(double)) % TILE; /* where lines of the cache begin */
+            add_up(values->buf, rows, width, placements->buf, plans, tables, first->buf, devices, even,
+                   even + devices * wide, out->buf);
             Py_END_ALLOW_THREADS
         }
-        free(rows);
+        free(sums);
     }
     let_go(&arrays);
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
-}
-
-static int in_range(const int64_t *order, Py_ssize_t count, Py_ssize_t tables)
-{
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (order[i] < 0 || order[i] >= tables)
-            return 0;
-    return 1;
 }
 
 static PyObject *greedy(PyObject *self, PyObject *const *args, Py_ssize_t given)
@@ -421,10 +592,132 @@ static PyObject *greedy(PyObject *self, PyObject *const *args, Py_ssize_t given)
     return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(placed);
 }
 
+static PyObject *deal(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    Arrays arrays = {.held = 0};
+    Py_buffer *cost, *weight, *size, *order, *speed, *room, *device;
+    Py_ssize_t placed = 0;
+    int fine = given == 7 || refuse("deal(cost, weight, size, order, speed, room, device)");
+    if (fine && (cost = take(&arrays, args[0], 'd', 1, 0)) && (weight = take(&arrays, args[1], 'l', 1, 0)) &&
+        (size = take(&arrays, args[2], 'l', 1, 0)) && (order = take(&arrays, args[3], 'l', 1, 0)) &&
+        (speed = take(&arrays, args[4], 'd', 1, 0)) && (room = take(&arrays, args[5], 'l', 1, 1)) &&
+        (device = take(&arrays, args[6], 'l', 1, 1))) {
+        Py_ssize_t tables = cost->shape[0], devices = room->shape[0], count = order->shape[0];
+        Turn *heap = NULL;
+        if (weight->shape[0] != tables || size->shape[0] != tables || device->shape[0] != tables ||
+            speed->shape[0] != devices || !in_range(order->buf, count, tables))
+            refuse("deal wants cost, weight, size and device (N,), order of them, speed and room (K,)");
+        else if (!(heap = calloc(2 * (size_t)devices + 1, sizeof(Turn))))
+            PyErr_NoMemory();
+        else {
+            Py_BEGIN_ALLOW_THREADS
+            placed = deal_all(cost->buf, weight->buf, size->buf, order->buf, count, speed->buf, room->buf, devices, heap,
+                              heap + devices, device->buf);
+            Py_END_ALLOW_THREADS
+        }
+        free(heap);
+    }
+    let_go(&arrays);
+    return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(placed);
+}
+
+/* Free bytes, the least of each plan, sums, and bytes of pieces, as `place` and `masks` are given them. */
+static Py_buffer *take_plans(Arrays *arrays, PyObject *const *args, Plans *plans, int writable)
+{
+    Py_buffer *free = take(arrays, args[0], 'l', 2, writable), *least = free ? take(arrays, args[1], 'l', 1, writable) : NULL;
+    Py_buffer *size = least ? take(arrays, args[2], 'l', 2, 0) : NULL;
+    if (!size)
+        return NULL;
+    *plans = (Plans){free->buf, least->buf, NULL, free->shape[0], free->shape[1], 0};
+    if (least->shape[0] == plans->plans && size->shape[1] == 1)
+        return size;
+    refuse("plans are free (B, K), least (B,) and bytes of pieces (R, 1)");
+    return NULL;
+}
+
+static PyObject *place(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    Arrays arrays = {.held = 0};
+    Py_buffer *size, *sums, *vector, *rows, *options, *at, *left, *held;
+    Plans plans;
+    int fine = given == 10 || refuse("place(free, least, size, sums, vector, rows, options, at, left, held)");
+    if (fine && (size = take_plans(&arrays, args, &plans, 1)) && (sums = take(&arrays, args[3], 'd', 3, 1)) &&
+        (vector = take(&arrays, args[4], 'd', 2, 0)) && (rows = take(&arrays, args[5], 'l', 1, 0)) &&
+        (options = take(&arrays, args[6], 'l', 1, 0)) && (at = take(&arrays, args[7], 'l', 1, 1)) &&
+        (left = take(&arrays, args[8], 'l', 1, 1)) && (held = take(&arrays, args[9], 'd', 2, 1))) {
+        Py_ssize_t count = plans.plans, pieces = size->shape[0];
+        plans.sums = sums->buf, plans.width = sums->shape[2];
+        if (sums->shape[0] != count || sums->shape[1] != plans.devices || rows->shape[0] != count ||
+            options->shape[0] != count || at->shape[0] != count || left->shape[0] != count || held->shape[0] != count ||
+            held->shape[1] != plans.width || (plans.width && vector->shape[1] != plans.width) ||
+            vector->shape[0] != pieces || !in_range(rows->buf, count, pieces) ||
+            !in_range(options->buf, count, plans.devices))
+            refuse("place wants sums (B, K, H), vector (R, H), rows, options, at and left (B,), and held (B, H)");
+        else {
+            Py_BEGIN_ALLOW_THREADS
+            place_each(&plans, size->buf, vector->buf, rows->buf, options->buf, at->buf, left->buf, held->buf);
+            Py_END_ALLOW_THREADS
+        }
+    }
+    let_go(&arrays);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *masks(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    Arrays arrays = {.held = 0};
+    Py_buffer *size, *rows, *out;
+    Plans plans;
+    int fine = given == 5 || refuse("masks(free, least, size, rows, out)");
+    if (fine && (size = take_plans(&arrays, args, &plans, 0)) && (rows = take(&arrays, args[3], 'l', 1, 0)) &&
+        (out = take(&arrays, args[4], 'b', 2, 1))) {
+        if (rows->shape[0] != plans.plans || out->shape[0] != plans.plans || out->shape[1] != plans.devices ||
+            !in_range(rows->buf, plans.plans, size->shape[0]))
+            refuse("masks wants rows (B,) and out (B, K)");
+        else {
+            Py_BEGIN_ALLOW_THREADS
+            mask_each(&plans, size->buf, rows->buf, out->buf);
+            Py_END_ALLOW_THREADS
+        }
+    }
+    let_go(&arrays);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *flat(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    Arrays arrays = {.held = 0};
+    Py_buffer *pieces, *alone, *rows, *cost, *share, *pace, *mask, *shown;
+    int fine = given == 8 || refuse("flat(pieces, alone, rows, cost, share, pace, masks, shown)");
+    if (fine && (pieces = take(&arrays, args[0], 'f', 2, 0)) && (alone = take(&arrays, args[1], 'd', 1, 0)) &&
+        (rows = take(&arrays, args[2], 'l', 1, 0)) && (cost = take(&arrays, args[3], 'd', 2, 0)) &&
+        (share = take(&arrays, args[4], 'd', 1, 0)) && (pace = take(&arrays, args[5], 'd', 2, 0)) &&
+        (mask = take(&arrays, args[6], 'b', 2, 0)) && (shown = take(&arrays, args[7], 'f', 2, 1))) {
+        Py_ssize_t plans = cost->shape[0], devices = cost->shape[1], actions = mask->shape[1], state = pieces->shape[1];
+        if (alone->shape[0] != pieces->shape[0] || rows->shape[0] != plans || share->shape[0] != plans ||
+            pace->shape[0] != plans || pace->shape[1] != devices || mask->shape[0] != plans || actions < devices ||
+            shown->shape[0] != plans || shown->shape[1] < state + 2 * devices + actions ||
+            !in_range(rows->buf, plans, pieces->shape[0]))
+            refuse("flat wants pieces (R, S), alone (R,), rows and share (B,), cost and pace (B, K) and masks (B, A)");
+        else {
+            Py_BEGIN_ALLOW_THREADS
+            show_each(shown->buf, shown->shape[1], pieces->buf, state, alone->buf, rows->buf, cost->buf, share->buf,
+                      pace->buf, mask->buf, actions, plans, devices);
+            Py_END_ALLOW_THREADS
+        }
+    }
+    let_go(&arrays);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
 static PyMethodDef functions[] = {
     {"decode", (PyCFunction)(void (*)(void))decode, METH_FASTCALL, "Times of shards from their sums."},
     {"device_sums", (PyCFunction)(void (*)(void))device_sums, METH_FASTCALL, "Sum of each device's tables."},
     {"greedy", (PyCFunction)(void (*)(void))greedy, METH_FASTCALL, "Tables in turn, each where it costs least."},
+    {"deal", (PyCFunction)(void (*)(void))deal, METH_FASTCALL, "Tables in turn, each where there is least so far."},
+    {"place", (PyCFunction)(void (*)(void))place, METH_FASTCALL, "A piece of each plan to a device."},
+    {"masks", (PyCFunction)(void (*)(void))masks, METH_FASTCALL, "Devices that have room for a piece of each plan."},
+    {"flat", (PyCFunction)(void (*)(void))flat, METH_FASTCALL, "The flat observation of each episode."},
     {NULL, NULL, 0, NULL},
 };
 

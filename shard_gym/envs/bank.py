@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium.spaces import Space
 
 from shard_gym.envs.episodes import FIXED_ORDERS, Episode, Prepared
-from shard_gym.envs.kind_observations import KIND_OBSERVATIONS
-from shard_gym.envs.kinds import PreparedForms
 from shard_gym.envs.observations import OBSERVATIONS, SPLIT_OBSERVATIONS, Observation
 from shard_gym.envs.rewards import REWARDS, Reward
-from shard_gym.errors import InvalidTask, UnknownName
-from shard_gym.plan.forms import beyond_columns
+from shard_gym.errors import FeaturesUnscaled, InvalidTask, UnknownName
 from shard_gym.plan.nodes import Nodes
-from shard_gym.plan.ways import Actions
 from shard_gym.simulators import Simulator
-from shard_gym.simulators.collectives import mixed
 from shard_gym.tables.pool import FEATURES
 from shard_gym.task import suites
 from shard_gym.task.suite import SuiteTasks
 from shard_gym.task.suites import SPLITS, Suite
-from shard_gym.task.task import Task
+from shard_gym.task.task import Task, beyond_columns, mixed
 
+if TYPE_CHECKING:  # what only tasks of all kinds need is imported for them
+    from shard_gym.plan.ways import Actions
+
+RAW = (
+    "the features of these tasks are shown unscaled, as no suite is named: use shard_gym.env_for(task, suite) to play "
+    "them as a suite's, or Bank(tasks, scaling) with constants of your training tables"
+)
 _UNSCALED = (np.zeros(len(FEATURES)), np.ones(len(FEATURES)))
 
 
@@ -66,8 +69,12 @@ class Bank:
     @property
     def num_actions(self) -> int:
         """Actions of an episode."""
-        first = self.tasks[0]
-        return Actions.of(first).count if self.kinds else first.num_devices + self.split_action
+        return self.actions.count if self.kinds else self.tasks[0].num_devices + self.split_action
+
+    @property
+    def actions(self) -> Actions:
+        """Actions of its tasks, where they may be of all kinds."""
+        return _actions(self.tasks[0])
 
     def refuse_other_actions(self, task: Task) -> None:
         """Refuse a task that has not the actions of the bank's."""
@@ -77,10 +84,10 @@ class Bank:
                 "tasks of one environment have the same actions: all may be sharded by more than columns (kinds, "
                 "residences), or none"
             )
-        if self.kinds and Actions.of(task) != Actions.of(first):
+        if self.kinds and _actions(task) != self.actions:
             raise InvalidTask(
                 "tasks of one environment have the same actions, and so the same hosts: links.group is "
-                f"{Actions.of(first).per_host if Actions.of(first).hosts else 'none'} in the first"
+                f"{self.actions.per_host if self.actions.hosts else 'none'} in the first"
             )
 
     def _check_kinds(self) -> None:
@@ -96,10 +103,11 @@ class Bank:
             raise UnknownName("split", split, SPLITS)
         if isinstance(tasks, Bank):
             return tasks
-        if isinstance(tasks, Task):
-            return cls((tasks,))
         if not isinstance(tasks, str | Suite):
-            return cls(tuple(tasks) if isinstance(tasks, Iterable) else (tasks,))
+            several = isinstance(tasks, Iterable) and not isinstance(tasks, Task)
+            bank = cls(tuple(tasks) if several else (tasks,))
+            warnings.warn(RAW, FeaturesUnscaled, stacklevel=3)
+            return bank
         suite = suites.get(tasks) if isinstance(tasks, str) else tasks
         return cls(suite.bank_of(split), suite.feature_scaling(), suite, split, suite.split_action)
 
@@ -128,7 +136,11 @@ class Bank:
         nodes = Nodes.of(task, self.split_action)
         reference = None if index is None else self.random_makespan(index, simulator.id)
         told = (nodes, simulator, self.standardised(nodes.pieces), self.split_action, reference)
-        return PreparedForms(*told, self.standardised) if beyond_columns(task) else Prepared(*told)
+        if not beyond_columns(task):
+            return Prepared(*told)
+        from shard_gym.envs.kinds import PreparedForms
+
+        return PreparedForms(*told, self.standardised)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +157,8 @@ class Settings:
     def shown(self) -> Observation:
         """The observation that was asked for."""
         if self.bank.kinds:
+            from shard_gym.envs.kind_observations import KIND_OBSERVATIONS
+
             return KIND_OBSERVATIONS[self.observation]
         return (SPLIT_OBSERVATIONS if self.bank.split_action else OBSERVATIONS)[self.observation]
 
@@ -178,6 +192,12 @@ class Settings:
             kind = "tables and halves" if self.bank.split_action else "tables"
             raise InvalidTask(f'"set" shows {self.most_nodes} {kind} at most, not {nodes}')
         return next((i for i, t in enumerate(self.bank.tasks) if t == task), None)
+
+
+def _actions(task: Task) -> Actions:
+    from shard_gym.plan.ways import Actions
+
+    return Actions.of(task)
 
 
 def _check_scaling(scaling: Any) -> None:

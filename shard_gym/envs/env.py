@@ -13,14 +13,13 @@ from gymnasium import spaces
 from shard_gym import simulators
 from shard_gym.envs import rewards
 from shard_gym.envs.bank import Bank, Settings
+from shard_gym.envs.begun import begun
 from shard_gym.envs.episodes import ORDERS, Episode, hashed, shuffled, task_index
-from shard_gym.envs.kind_states import begun
 from shard_gym.envs.observations import OBSERVATIONS
 from shard_gym.envs.rewards import INFOS, NUMBERS, REWARDS
 from shard_gym.envs.states import State
 from shard_gym.errors import InvalidTask, ShardGymError, UnknownName
 from shard_gym.plan.plan import Plan
-from shard_gym.plan.ways import Actions
 from shard_gym.simulators import FastSimulator, Latency, Simulator
 from shard_gym.task.suites import Suite
 from shard_gym.task.task import Task
@@ -42,7 +41,7 @@ class BadAction(ShardGymError, gym.error.InvalidAction):
 class ShardingEnv(gym.Env[Any, Any]):
     """Place a task's embedding tables on K devices, one a step, so that the slowest device is fast.
 
-    `gym.make("ShardGym-Core-60x4-Flat", split="train")`, or `ShardingEnv(tasks=[my_task, ...])`.
+    `gym.make("ShardGym-Core-60x4-Flat", split="train")`; for tasks of yours `shard_gym.env_for(task, "core-60x4")`.
 
     An action is the device of the next table; on `-Split` ids action K halves its columns; tasks of more kinds of
     sharding have more actions. `info["action_mask"]` and `action_masks()` say where it may go. A table may be put
@@ -222,7 +221,7 @@ class ShardingEnv(gym.Env[Any, Any]):
 
     def _choices(self) -> str:
         if self.bank.kinds:
-            return f"choose {Actions.of(self.bank.tasks[0]).words()}"
+            return f"choose {self.bank.actions.words()}"
         split = f", or {self.num_devices} to split the table" if self.bank.split_action else ""
         return f"choose a device, 0..{self.num_devices - 1}{split}"
 

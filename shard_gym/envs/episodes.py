@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from shard_gym.plan.forms import Forms
 from shard_gym.plan.nodes import Nodes, Options
 from shard_gym.plan.rules import Rules
 from shard_gym.simulators import FastSimulator, Latency, Simulator, single_costs
 from shard_gym.task.task import Task
+
+if TYPE_CHECKING:  # imported where tables may be of all kinds
+    from shard_gym.plan.forms import Forms
 
 Whole = TypeVar("Whole", int, np.ndarray)
 

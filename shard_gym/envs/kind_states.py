@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from shard_gym.envs.episodes import Episode
@@ -17,19 +15,6 @@ from shard_gym.plan.ways import HALVE
 from shard_gym.simulators import Latency
 
 FIRST = np.zeros(1, np.int64)  # the one plan of a scalar environment
-
-
-def begun(episode: Episode, track: bool = False) -> State:
-    """The state that an episode begins with."""
-    return State(episode, track) if episode.prepared.forms is None else KindState(episode)
-
-
-def replayed(episode: Episode, actions: Iterable[int]) -> State:
-    """The state that these actions lead to."""
-    state = begun(episode)
-    for action in actions:
-        state.place(action)
-    return state
 
 
 class KindState(State):

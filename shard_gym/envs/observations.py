@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,8 +23,7 @@ FAR, TINY = 1e300, 1e-12  # ms
 INF = np.inf
 
 
-@dataclass(frozen=True)
-class Observation:
+class Observation(NamedTuple):
     """One way to show a state; `space` takes a prepared task and the most nodes a task has."""
 
     space: Callable[[Prepared, int], spaces.Space]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +21,7 @@ INFOS = ("numbers", "full")
 NUMBERS: dict[str, Any] = {"makespan": 0.0, "balance": 0.0, "feasible": False, "spread": 0.0, "distance": 0.0}
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The end of an episode."""
 
     plan: Plan
@@ -71,8 +69,7 @@ def latency_reward(makespan: Any, balance: Any, excess: Any, worst: Any, referen
     return -np.where(excess > 0, worst / reference + excess, feasible)
 
 
-@dataclass(frozen=True)
-class Reward:
+class Reward(NamedTuple):
     """A reward: the whole return of an episode, from numbers or arrays, and how it is paid."""
 
     worth: Callable[[Any, Any, Any, Any, Any], Any]  # of makespan, balance, excess, and the task's worst and reference

@@ -284,7 +284,7 @@ def _work(campaign: Campaign, number: int, place: tuple[str, int | None], indice
                 rows.append({"index": index, "begun": round(time.time(), 1)})
                 answer = _answer(bench, campaign.source.shard(index), index)
                 rows.append({"index": index, **answer, "at": round(time.time(), 1)})
-    except ShardGymError as error:
+    except (ShardGymError, OSError) as error:
         sys.stderr.write(f"worker {number} on {device}: {error}\n")
         sys.exit(REFUSED)
 

@@ -13,6 +13,7 @@ from shard_gym.errors import InvalidPool, InvalidTask, UnknownName
 from shard_gym.memory.terms import Term, each, least
 from shard_gym.task import constraints
 from shard_gym.task.optimizers import STATES
+from shard_gym.task.task import CACHE_LOAD_FACTOR as CACHE_LOAD_FACTOR
 from shard_gym.task.task import Task
 
 KINDS = (*constraints.KINDS, "twcw")  # those of a plan, and one that TorchRec has: columns on the devices of one host
@@ -25,7 +26,6 @@ PIPELINES = ("none", "train_base", "train_sparse_dist", "train_prefetch_sparse_d
 DEVICES = ("cuda", "cpu")
 ID_BYTES = 8  # 32-bit ids are turned into 64-bit ones
 ID_WEIGHT_BYTES = 4  # fp32
-CACHE_LOAD_FACTOR = 0.2  # torchrec.distributed.planner.constants.UVM_CACHING_RATIO
 ROUNDING = 1e-14  # of a sum of several features in float64, relative
 LEAST_COLUMNS = 128  # torchrec.distributed.planner.constants.MIN_CW_DIM
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from shard_gym import core
-from shard_gym.memory.shards import IN_UVM, Setup, Shards, Tables
-from shard_gym.memory.storage import Storage, storage
 from shard_gym.task.task import OF_A_BATCH, Task
+
+if TYPE_CHECKING:  # imported where bytes are those of shards
+    from shard_gym.memory.shards import Shards
+    from shard_gym.memory.storage import Storage
 
 
 def table_bytes(task: Task) -> np.ndarray:
@@ -28,6 +32,8 @@ def piece_bytes(task: Task, table: np.ndarray, dim: np.ndarray) -> np.ndarray:
     dim, tables = dim.astype(np.int64), task.tables
     if task.accounting not in OF_A_BATCH:
         return _held(task, table, tables.rows[table], dim)
+    from shard_gym.memory.shards import Shards, Tables
+
     return shard_storage(task, Shards.of_columns(Tables.of_task(task), table, dim)).hbm.bytes
 
 
@@ -46,6 +52,9 @@ def optimizer_bytes(task: Task) -> np.ndarray:
 
 def shard_storage(task: Task, shards: Shards) -> Storage:
     """Bytes of shards in the device's memory and in its host's, by the task's accounting."""
+    from shard_gym.memory.shards import Setup
+    from shard_gym.memory.storage import storage
+
     return storage(shards, Setup.of(task), task.accounting)
 
 
@@ -57,6 +66,8 @@ def bytes_used(task: Task, shards: Shards) -> tuple[np.ndarray, np.ndarray]:
 
 def shard_bytes(task: Task, shards: Shards) -> tuple[np.ndarray, np.ndarray]:
     """Bytes of each shard in the device's memory and in its host's, (S,) both."""
+    from shard_gym.memory.shards import IN_UVM
+
     if task.accounting not in OF_A_BATCH and not np.isin(shards.of.kernel, IN_UVM).any():
         return _held(task, shards.table, shards.rows, shards.dim), np.zeros(len(shards.rows), np.int64)
     found = shard_storage(task, shards)

@@ -16,16 +16,11 @@ from shard_gym.plan.shards import KERNELS
 from shard_gym.plan.violations import rooms
 from shard_gym.task.constraints import BY_HOST, OF_COLUMNS, OF_ONE
 from shard_gym.task.task import CACHE_SHARES, Task
+from shard_gym.task.task import beyond_columns as beyond_columns
 
 # Choices of a form: a device for each piece, a host for each piece, all devices by rows, or a copy on each.
 DEVICE, HOST, ALL, COPY = range(4)
 KINDS_OF = (OF_ONE, BY_HOST, ("rw",), ("dp",))  # of each choice; the last of two that of pieces of columns
-
-
-def beyond_columns(task: Task) -> bool:
-    """True if tables may be sharded by more than columns, or some by less than others, or live in host memory."""
-    news = set(task.kinds_allowed) - set(OF_ONE) or task.constraints.of_forms
-    return bool(news) or task.residences != ("hbm",)
 
 
 def blocks_of(devices: int, host: int) -> np.ndarray:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shard_gym import core
 from shard_gym.plan.keeping import Asked, Keeping
 from shard_gym.plan.nodes import Options, Rows
 
@@ -59,6 +60,11 @@ class Placing:
             options = np.where(changed, 0, options)
         if o.rules.binding:
             self._kept.keep(self._asked(rows, self._each if of is None else of), options, changed)
+        if of is None and changed is None and isinstance(rows, np.ndarray) and isinstance(options, np.ndarray):
+            put = core.place(self.free, self.least, o.size, self.sums, o.vector, rows, options)
+            if put is not None:
+                self.touched = [Touched(*put[:2], put[2] if self.tracks else None)]
+                return
         free, at, size = self.free.reshape(-1), first + options, o.size.take(rows)
         left = free.take(at) - (size if changed is None else np.where(changed, 0, size))
         free[at] = left
@@ -85,6 +91,10 @@ class Placing:
     def masks(self, rows: np.ndarray) -> np.ndarray:
         """Legal options, int8 (B, A + X); where a piece may go nowhere, every device or, if it has any, its changes."""
         o, count = self.options, self.options.count
+        if not (o.rules.binding or o.changes.shape[1]):
+            found = core.masks(self.free, self.least, o.size, rows)
+            if found is not None:
+                return found
         masks = np.ones((len(rows), count + o.changes.shape[1]), np.int8)
         if o.changes.shape[1]:
             masks[:, count:] = o.changes[rows]

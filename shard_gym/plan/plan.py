@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from shard_gym.errors import CorruptFile, InvalidPlan, InvalidTask
-from shard_gym.memory.shards import CACHE_LOAD_FACTOR
 from shard_gym.records.files import read_json, write_whole
 from shard_gym.records.guard import expect, guarded
 from shard_gym.records.numbers import whole
 from shard_gym.task.constraints import KINDS
-from shard_gym.task.task import RESIDENCES, Task
+from shard_gym.task.task import CACHE_LOAD_FACTOR, RESIDENCES, Task
 
 SCHEMA = "shard-gym/plan/1"
 SCHEMA_2 = "shard-gym/plan/2"  # of plans that the first schema cannot say

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from shard_gym.errors import InvalidPlan, InvalidTask
-from shard_gym.memory.shards import Shards
 from shard_gym.memory.usage import bytes_used, device_bytes
 from shard_gym.plan.plan import Plan
-from shard_gym.plan.shards import expanded
 from shard_gym.records.guard import expect
 from shard_gym.task.constraints import OF_COLUMNS
 from shard_gym.task.task import Constraints, Task
+
+if TYPE_CHECKING:  # imported where a plan needs shards
+    from shard_gym.memory.shards import Shards
 
 _NONE = Constraints()
 
@@ -23,6 +26,8 @@ def violations(task: Task, plan: Plan) -> list[str]:
     """
     expect(task, Task, InvalidTask)
     expect(plan, Plan, InvalidPlan)
+    from shard_gym.plan.shards import expanded
+
     return violations_of(task, plan, expanded(task, plan))
 
 
@@ -35,6 +40,8 @@ def violations_of(task: Task, plan: Plan, placed: Shards | None) -> list[str]:
 
 def plan_bytes(task: Task, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     """Bytes that a plan of any kinds takes of each device's memory and of its part of its host's, (K,) int64 both."""
+    from shard_gym.plan.shards import expanded
+
     return _bytes_of(task, plan, expanded(task, plan))
 
 

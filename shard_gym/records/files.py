@@ -14,17 +14,18 @@ from typing import IO, Any
 from shard_gym.records.guard import parsed_json, text_of
 from shard_gym.records.locks import locked
 
+DATA = Path(__file__).parents[1] / "data"  # what comes with the package
 BEGUN = ".begun"  # how the names of files end that are not whole yet
 
 
-def write_whole(path: str | Path, content: str | bytes) -> None:
-    """Write beside `path` and rename, so that a crash leaves the old file or the new one."""
-    with whole(path) as file:
+def write_whole(path: str | Path, content: str | bytes, mode: int = 0o644) -> None:
+    """Write beside `path` and rename, so that a crash leaves the old file or the new one; `mode` says who may read."""
+    with whole(path, mode) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
-def whole(path: str | Path) -> Iterator[IO[bytes]]:
+def whole(path: str | Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
     """A file to write to that takes the place of `path` when it is whole; what killed processes left goes.
 
     A link stays one, the file that it leads to is written. A device or a folder is refused.
@@ -32,14 +33,13 @@ def whole(path: str | Path) -> Iterator[IO[bytes]]:
     path = _target(Path(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     _sweep(path)
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=BEGUN)
+    file, beside = _begun(path)
     try:
-        with os.fdopen(handle, "wb") as file:
-            locked(file, wait=True)  # who sweeps sees that it is in work
+        with file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            os.chmod(beside, 0o644)
+            os.chmod(beside, mode)
             os.replace(beside, path)
         sync_folder(path.parent)
     except BaseException:
@@ -78,6 +78,17 @@ def _target(path: Path) -> Path:
     if path.exists() and not path.is_file():
         raise FileExistsError(f"{path} is a folder, a device or a pipe, and no file that could be written")
     return path
+
+
+def _begun(path: Path) -> tuple[IO[bytes], str]:
+    """A new file beside `path`, locked, so that who sweeps sees that it is in work; and its name."""
+    while True:
+        handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=BEGUN)
+        file = os.fdopen(handle, "wb")
+        locked(file, wait=True)
+        if os.path.exists(beside):  # not swept before it was locked
+            return file, beside
+        file.close()
 
 
 def _sweep(path: Path) -> None:

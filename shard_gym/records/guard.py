@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import lzma
@@ -14,7 +15,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import numpy as np
 
@@ -91,6 +92,39 @@ def content_of(path: str | Path, most: int = MOST_BYTES) -> bytes:
     if len(content) > most or found.st_size > most:
         raise CorruptFile(f"{path} has more than {most:,} bytes, the most that is read")
     return content
+
+
+@contextmanager
+def opened(path: str | Path, most: int = MOST_BYTES) -> Iterator[IO[bytes]]:
+    """A file to read, unpacked if its name ends in .gz; what is damaged, or unpacks to more than `most`, is refused."""
+    with Path(path).open("rb") as file:
+        if not str(path).endswith(".gz"):
+            yield file
+            return
+        with gzip.GzipFile(fileobj=file) as packed:
+            yield io.BufferedReader(_Unpacked(path, packed, most))
+
+
+class _Unpacked(io.RawIOBase):
+    """The content of a packed file, as far as it is whole and within limits."""
+
+    def __init__(self, path: str | Path, packed: gzip.GzipFile, left: int) -> None:
+        self.path, self.packed, self.left, self.most = path, packed, left, left
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        with guarded(self.path):
+            try:
+                content = self.packed.read1(len(buffer))
+            except gzip.BadGzipFile as error:
+                raise CorruptFile(f"{self.path}: {error}") from error
+        self.left -= len(content)
+        if self.left < 0:
+            raise CorruptFile(f"{self.path} unpacks to more than {self.most:,} bytes, the most that is read")
+        buffer[: len(content)] = content
+        return len(content)
 
 
 def text_of(path: str | Path, most: int = MOST_JSON_BYTES) -> str:

@@ -6,22 +6,24 @@ them. What a file claims is checked by `shard_gym.results.replay`.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import math
 import platform
 import subprocess
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from shard_gym.errors import CorruptFile, InvalidResult
 from shard_gym.plan.plan import Plan
 from shard_gym.records.files import json_sha256, whole
-from shard_gym.records.guard import guarded, parsed_json
+from shard_gym.records.guard import guarded, opened, parsed_json
 from shard_gym.records.ledger import lines_of, parsed
 
 SCHEMA = "shard-gym/result/2"
@@ -134,9 +136,12 @@ def _check(result: Result) -> None:
 
 
 def write_results(path: str | Path, results: Iterable[Result]) -> None:
-    """Write JSON lines, whole or not at all; a last line has their number and checksum."""
+    """Write JSON lines, whole or not at all; a last line has their number and checksum.
+
+    They are packed if the name ends in .gz, the same results to the same bytes.
+    """
     digest, count = hashlib.sha256(), 0
-    with whole(path) as file:
+    with whole(path) as bare, _packing(path, bare) as file:
         for result in results:
             line = result.to_json().encode() + b"\n"
             digest.update(line)
@@ -155,7 +160,7 @@ def results_in(path: str | Path) -> Iterator[Result]:
     """The same one by one, in the memory of one; that the file is whole is known at its end."""
     digest, last = hashlib.sha256(), b""
     number = 0
-    with Path(path).open("rb") as file:
+    with opened(path) as file:
         for number, line in lines_of(path, file):
             if last:
                 digest.update(last)
@@ -166,6 +171,16 @@ def results_in(path: str | Path) -> Iterator[Result]:
     end = parsed(path, number, last, _closing)
     if (end["results"], end["lines_sha256"]) != (number - 1, digest.hexdigest()):
         raise CorruptFile(f"{path}, line {number}: {end['results']} results were written, these are others")
+
+
+@contextmanager
+def _packing(path: str | Path, file: IO[bytes]) -> Iterator[IO[bytes]]:
+    """Bytes on their way to a file, packed or as they are."""
+    if not str(path).endswith(".gz"):
+        yield file
+        return
+    with gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0) as packed:
+        yield packed
 
 
 def _closing(line: bytes) -> dict[str, Any]:

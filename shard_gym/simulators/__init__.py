@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +43,7 @@ def _made_by(path: str, *arguments: str | int) -> Builder:
 
 def _fits() -> list[str]:
     """Names of the fits that come with the package: each `fits/NAME.safetensors` is the simulator `learned:NAME`."""
-    there = (Path(file.name) for file in (files("shard_gym.simulators") / "fits").iterdir())
-    return sorted(file.stem for file in there if file.suffix == WEIGHTS)
+    return sorted(file.stem for file in (Path(__file__).parent / "fits").iterdir() if file.suffix == WEIGHTS)
 
 
 # A published id never changes its numbers: a change gets a new version.

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
 from shard_gym.errors import InvalidPlan, InvalidTask, SimulatorError, UnknownName
-from shard_gym.memory.shards import Shards, Tables
 from shard_gym.memory.usage import device_sums
 from shard_gym.plan.plan import Plan
-from shard_gym.plan.shards import expanded
 from shard_gym.records.guard import expect, guarded
 from shard_gym.task.constraints import OF_ONE, Constraints
 from shard_gym.task.links import Links
 from shard_gym.task.task import OBJECTIVES, Task
+
+if TYPE_CHECKING:  # imported where a plan needs shards
+    from shard_gym.memory.shards import Shards
 
 FEW_DEVICES, MANY_VALUES = 32, 512  # from where `along_devices` turns arrays
 EMBEDDINGS, KEPT_TABLES = 32, 4096  # embeddings of tasks that are kept, each of so many tables at most
@@ -67,13 +67,14 @@ class Latency:
 
     def makespan(self, objective: str) -> np.ndarray:
         """The slowest device sets the pace: the one number a plan is worth, (...)."""
-        return self.cost(objective).max(axis=-1)
+        return along_devices(np.maximum, self.cost(objective))[..., 0]
 
     @property
     def balance(self) -> np.ndarray:
         """Fastest over slowest device, computation only; 0 when a device is empty (...)."""
         compute = self.compute
-        return compute.min(axis=-1) / np.maximum(compute.max(axis=-1), TINY)
+        least, most = (along_devices(ufunc, compute)[..., 0] for ufunc in (np.minimum, np.maximum))
+        return least / np.maximum(most, TINY)
 
 
 @runtime_checkable
@@ -169,6 +170,8 @@ class FastSimulator:
         parts = [flat[start : start + at_once] for start in range(0, len(flat), at_once)]
         if threads == 1:
             return _joined(list(map(told, parts)), (*plans, k))
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(threads) as pool:
             return _joined(list(pool.map(told, parts)), (*plans, k))
 
@@ -206,6 +209,8 @@ class FastSimulator:
         maxima = self.maxima("both")
         if maxima is None:
             return []
+        from shard_gym.memory.shards import Shards, Tables
+
         width = self.embed_shards(task, Shards.whole(Tables.of_task(task))).shape[1]
         counts = [np.bincount(columns, minlength=width).astype(np.float64) for columns in maxima.sums]
         return [np.multiply.outer(task.ms_per_us, count) for count in counts]
@@ -268,6 +273,8 @@ def embedded(simulator: FastSimulator, task: Task) -> np.ndarray:
 
 def plan_latency(simulator: Simulator, task: Task, plan: Plan) -> Latency:
     """Latency of a plan of any kinds."""
+    from shard_gym.plan.shards import expanded
+
     return latency_of(simulator, task, plan, expanded(task, plan))
 
 

@@ -23,21 +23,17 @@ import numpy as np
 from shard_gym.memory.shards import CACHED, ID_BYTES, ID_WEIGHT_BYTES, IN_UVM, Shards
 from shard_gym.simulators.lookups import Lookups, sectors
 from shard_gym.task.constraints import BY_HOST, OF_ONE
+from shard_gym.task.links import HOST_LINK as HOST_LINK
 from shard_gym.task.links import Links
 from shard_gym.task.task import Task
+from shard_gym.task.task import mixed as mixed
 
-HOST_LINK = 0.8 * 31.5e6  # bytes a millisecond where nobody tells: 16 lanes of PCIe 4
 LENGTH_BYTES = 4  # of the number of ids in a bag
 POOLED_BYTES = 4  # of a pooled number: fp32
 MIB = 2.0**20  # columns of bytes are in MiB: their grain is 64 bytes
 MIB_BATCH = 2**20 // POOLED_BYTES  # samples of which a column is one MiB
 # Columns: of pooled rows, by collective; then MiB of copied tables, of ids, and to and from the host's memory.
 MOVED = ROWS, HOST_ROWS, COPIES, IDS, FETCHED, UPDATED = tuple(range(6))
-
-
-def mixed(task: Task) -> bool:
-    """True if tables may be more than whole or cut by columns in the device's memory: such tasks have all columns."""
-    return bool(set(task.kinds_allowed) - set(OF_ONE)) or task.residences != ("hbm",)
 
 
 def columns_sent(task: Task, shards: Shards) -> tuple[np.ndarray, np.ndarray]:

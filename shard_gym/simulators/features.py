@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,8 +59,7 @@ class Caches:
         return float(self.l2_bytes), float(self.l3_bytes), float(HUGE * self.l3_bytes)
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """Tables as our network sees them."""
 
     inputs: np.ndarray  # (N, INPUTS), logarithms and shares

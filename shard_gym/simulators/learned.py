@@ -5,27 +5,26 @@ from __future__ import annotations
 import math
 import warnings
 from functools import cache
-from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shard_gym import core
 from shard_gym.errors import CorruptFile, SettingsIgnored
-from shard_gym.memory.shards import Shards, Tables
 from shard_gym.records.guard import guarded
 from shard_gym.records.numbers import whole
 from shard_gym.simulators import features
 from shard_gym.simulators.base import Factors, FastSimulator, Latency, refuse_objective
-from shard_gym.simulators.collectives import HOST_LINK, columns_sent, comm_ms, host_ms, mixed, traffic
-from shard_gym.simulators.lookups import Lookups, smaller_tables
 from shard_gym.simulators.networks import Weights, links_of, make_network, on_grid
 from shard_gym.tables.pool import TablePool
 from shard_gym.task import suites
 from shard_gym.task.constraints import KINDS
-from shard_gym.task.links import Links
-from shard_gym.task.task import Task
+from shard_gym.task.links import HOST_LINK, Links
+from shard_gym.task.task import Task, mixed
+
+if TYPE_CHECKING:  # imported where tasks are `mixed`
+    from shard_gym.memory.shards import Shards
 
 TABLES, DIMS, FAR = range(3)  # the columns of an embedding before the network's
 OWN = 3
@@ -46,8 +45,7 @@ def _is_chosen(simulator_id: str, task: Task) -> bool:
 @cache
 def shipped(name: str) -> Weights:
     """The weights that come with the package, such as "cpu-v1" of `learned:cpu-v1`."""
-    with as_file(files("shard_gym.simulators") / "fits" / f"{name}.safetensors") as path:
-        return Weights.load(path)
+    return Weights.load(Path(__file__).parent / "fits" / f"{name}.safetensors")
 
 
 def make_shipped(name: str) -> Learned:
@@ -110,6 +108,8 @@ class Learned(FastSimulator):
     def embed(self, task: Task) -> np.ndarray:
         """Count, columns and distance of each table, then the network's own."""
         if mixed(task):
+            from shard_gym.memory.shards import Shards, Tables
+
             return self.embed_shards(task, Shards.whole(Tables.of_task(task)))
         self._heed(task)
         tables = task.tables
@@ -120,6 +120,9 @@ class Learned(FastSimulator):
         """Count, columns and distance of each shard, then the network's own; between them what `mixed` tasks move."""
         if not mixed(task):
             return super().embed_shards(task, shards)
+        from shard_gym.simulators.collectives import columns_sent, traffic
+        from shard_gym.simulators.lookups import Lookups, smaller_tables
+
         self._heed(task)
         some, tables = shards.rows > 0, smaller_tables(task, shards)
         far = np.where(shards.of.kernel == "fused", np.minimum(self._distance(tables), FARTHEST), FARTHEST)
@@ -184,7 +187,7 @@ class Learned(FastSimulator):
     def _latency(self, task: Task, sums: np.ndarray, times: np.ndarray, *known: np.ndarray) -> Latency:
         """Times of both passes, (2, ..., K), to which come those of rows in the host's memory, and the links'."""
         if (moved := self._moved(sums)).shape[-1]:
-            times += host_ms(task.host_link or self.host_link, moved)
+            times += self._fetched(task, moved)
         there, back = self._comm(task, sums)
         return Latency(times[0], there, back, times[1], *known)
 
@@ -221,7 +224,7 @@ class Learned(FastSimulator):
         times = self.network.by_member(shards[:, OWN:]) * (shards[:, TABLES] > 0)
         forward, backward = np.moveaxis(times.reshape(-1, 2, *both.shape[:-1]) * task.ms_per_us, 1, 0)
         if (moved := self._moved(both)).shape[-1]:
-            fetched = host_ms(task.host_link or self.host_link, moved)
+            fetched = self._fetched(task, moved)
             forward, backward = forward + fetched[0], backward + fetched[1]
         there, back = self._comm(task, both)
         latency = Latency(forward, there, back, backward)
@@ -234,10 +237,18 @@ class Learned(FastSimulator):
         if task.objective == "kernel":
             comm = np.zeros(sums.shape[:-1])
         elif moved.shape[-1]:
+            from shard_gym.simulators.collectives import comm_ms
+
             return comm_ms(links, self.batch, sums[..., DIMS], moved)
         else:
             comm = links.all_to_all_ms(sums[..., DIMS], self.batch)
         return comm, comm
+
+    def _fetched(self, task: Task, moved: np.ndarray) -> np.ndarray:
+        """Times of rows in the host's memory, both passes, (2, ..., K)."""
+        from shard_gym.simulators.collectives import host_ms
+
+        return host_ms(task.host_link or self.host_link, moved)
 
     def _moved(self, sums: np.ndarray) -> np.ndarray:
         """Columns that only sums of `mixed` tasks have."""

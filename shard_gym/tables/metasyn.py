@@ -8,13 +8,13 @@ iterative proportional fitting, in whole numbers, so that every table's index tr
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from typing import NamedTuple
 
 import numpy as np
 
 from shard_gym.errors import CorruptFile, InvalidPool
+from shard_gym.records.files import DATA
 from shard_gym.tables.histograms import HIGH, LOW, NUM_BINS, share_out, use_histogram
 from shard_gym.tables.pool import REFERENCE_BATCH, TablePool
 
@@ -30,8 +30,7 @@ _TITLE = re.compile(r"^(\S*t(\d+)_bs(\d+)\S*)\s*$")
 _BIN = re.compile(r"^\((\d+)(?:, (\d+)\]|\+): ([\d.]+)\s*$")
 
 
-@dataclass(frozen=True)
-class LocalityStats:
+class LocalityStats(NamedTuple):
     """Published totals of a dlrm_datasets file: lookups, rows touched, and both over the 17 bins of uses a batch."""
 
     indices: int
@@ -75,7 +74,7 @@ def metasyn(
 @cache
 def load_metasyn(seed: int = 0, n: int = 856) -> TablePool:
     """A frozen pool that comes with the package, the same bit for bit on every machine."""
-    path = files("shard_gym") / "data" / f"metasyn_{seed}_{n}.npz"
+    path = DATA / f"metasyn_{seed}_{n}.npz"
     if not path.is_file():
         raise InvalidPool(f"no frozen MetaSyn pool of seed {seed} and {n} tables; metasyn({seed}, {n}) builds one")
     with path.open("rb") as file, np.load(file, allow_pickle=False) as data:

@@ -13,6 +13,7 @@ from shard_gym.errors import InvalidTask
 from shard_gym.records.guard import guarded
 from shard_gym.records.numbers import whole
 
+HOST_LINK = 0.8 * 31.5e6  # bytes a millisecond to a host's memory where nobody tells: 16 lanes of PCIe 4
 LEAST = 2.0**-100  # of a rate or speed: what is divided by it stays a number
 
 

@@ -10,13 +10,14 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib.resources import files
 from pathlib import Path
 from typing import overload
 
 import numpy as np
 
 from shard_gym.errors import UnknownName
+from shard_gym.records.files import DATA
+from shard_gym.records.guard import arrays_of, guarded
 from shard_gym.tables.metasyn import load_metasyn
 from shard_gym.tables.pool import GB, REFERENCE_BATCH, TablePool
 from shard_gym.task.links import Links
@@ -24,6 +25,7 @@ from shard_gym.task.task import Task
 
 SPLITS = ("train", "val", "test")
 MOST_ROWS = 10**9  # of tables whose rows are doubled
+MOST_DOUBLINGS = 30
 GROUPS = {  # what a suite is for
     "headline": "ranks can be decided: there is room, or dead ends, and 100 tasks or more",
     "core": "test tables that no training task holds",
@@ -158,8 +160,15 @@ class Suite:
 
     def feature_scaling(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation (21,) of the training tables' features; deviations of zero are given as 1."""
-        mean, deviation = self._data("banks.npz")[f"{self.drawn_as}/scaling"]
+        data = self._data("banks.npz")
+        with guarded(f"{self._place}, scaling of {self.drawn_as}"):
+            mean, deviation = data[f"{self.drawn_as}/scaling"]
         return mean, deviation
+
+    @property
+    def _place(self) -> str:
+        """The folder of its data, for errors."""
+        return self.folder or "the data of shard_gym"
 
     def _data(self, name: str) -> Mapping[str, np.ndarray]:
         return _archive(self.folder, name)
@@ -173,9 +182,10 @@ def _known(split: str) -> str:
 
 @cache
 def _archive(folder: str, name: str) -> Mapping[str, np.ndarray]:
-    """An archive of arrays; each is unpacked when asked for."""
-    content = ((Path(folder) if folder else files("shard_gym") / "data") / name).read_bytes()
-    return np.load(io.BytesIO(content), allow_pickle=False)
+    """An archive of arrays; of the package's own each is unpacked when asked for."""
+    if folder:
+        return arrays_of(Path(folder) / name)
+    return np.load(io.BytesIO((DATA / name).read_bytes()), allow_pickle=False)
 
 
 class SuiteTasks(Sequence[Task]):
@@ -186,9 +196,11 @@ class SuiteTasks(Sequence[Task]):
 
     def __init__(self, suite: Suite, split: str, pool: Callable[[], TablePool], columns: Columns) -> None:
         self.suite, self.split, self.pool = suite, split, pool
-        self.ids, self.dims = columns["tables"], columns["dims"]
-        self.doublings = columns.get("doublings", np.zeros_like(self.ids))
-        self.memory = columns.get("memory", np.tile(np.array(suite.memory_gb) * GB, (len(self.ids), 1)))
+        with guarded(f"{suite._place}, bank of {suite.drawn_as}"):
+            self.ids, self.dims = columns["tables"], columns["dims"]
+            self.doublings = columns.get("doublings", np.zeros_like(self.ids))
+            self.memory = columns.get("memory", np.tile(np.array(suite.memory_gb) * GB, (len(self.ids), 1)))
+            self._check()
         self._made: dict[int, Task] = {}
 
     def __len__(self) -> int:
@@ -206,13 +218,25 @@ class SuiteTasks(Sequence[Task]):
             return tuple(self[i] for i in range(len(self))[index])
         i = range(len(self))[index]
         if i not in self._made:
-            self._made[i] = self._make(i)
+            with guarded(f"{self.suite._place}, task {self.suite.key}/{self.split}/{i}"):
+                self._made[i] = self._make(i)
         return self._made[i]
 
     @property
     def most_tables(self) -> int:
         """Tables of the task that has the most of them."""
         return int((self.ids != PADDING).sum(axis=1).max())
+
+    def _check(self) -> None:
+        """Refuse columns of other shapes, or of what is no number."""
+        columns = {"tables": self.ids, "dims": self.dims, "doublings": self.doublings}
+        for name, column in columns.items():
+            if column.ndim != 2 or column.shape != self.ids.shape or column.dtype.kind not in "iu":
+                raise ValueError(f"{name} of shape {column.shape} and type {column.dtype}, not a row of ints a task")
+        if len(self.memory) != len(self.ids):
+            raise ValueError(f"{len(self.ids)} tasks, memory of {len(self.memory)}")
+        if self.doublings.size and not 0 <= self.doublings.min() <= self.doublings.max() <= MOST_DOUBLINGS:
+            raise ValueError(f"rows are doubled 0 to {MOST_DOUBLINGS} times")
 
     def _make(self, i: int) -> Task:
         suite = self.suite

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
-from importlib.resources import files
 from importlib.util import find_spec
 
 from shard_gym.errors import InvalidTask, UnknownName
+from shard_gym.records.files import DATA
 from shard_gym.records.guard import expect
 from shard_gym.task.constraints import KINDS
 from shard_gym.task.links import Links
@@ -70,7 +70,7 @@ def register(suite: Suite) -> None:
 @cache
 def thresholds() -> dict[str, float]:
     """Mean return of a baseline on training tasks, by suite or bank; `python -m benchmarks.thresholds` made them."""
-    told: dict[str, float] = json.loads((files("shard_gym") / "data" / "thresholds.json").read_text())
+    told: dict[str, float] = json.loads((DATA / "thresholds.json").read_text())
     return told
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +26,7 @@ OBJECTIVES = ("kernel", "iteration", "torchrec-critical-path")
 ACCOUNTINGS = ("weights", "training", "torchrec", "true")
 OF_A_BATCH = ("torchrec", "true")  # accountings that count the input and output of a batch
 RESIDENCES = ("hbm", "uvm", "cached")  # rows in the device's memory, in its host's, there with a cache of some of them
+CACHE_LOAD_FACTOR = 0.2  # torchrec.distributed.planner.constants.UVM_CACHING_RATIO
 CACHE_SHARES = (0.1, 0.2, 0.4)  # of the rows of a cached table, that solvers and environments choose from
 SCHEMA = "shard-gym/task/1"
 SCHEMA_2 = "shard-gym/task/2"  # of tasks that the first schema cannot say
@@ -177,8 +178,11 @@ class Task:
     @guarded("a number of devices", InvalidTask)
     def computation(self, devices: int = 1) -> Task:
         """The task of computation alone: on devices of speed 1, whatever their memory and the constraints."""
-        alone = replace(self, kinds=(), residences=("hbm",), constraints=Constraints())
-        return replace(alone, memory=(1,) * whole(devices), speed=(), objective="kernel")
+        k, alone = whole(devices), object.__new__(Task)  # not checked again: with many tables that takes long
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values |= {"kinds": (), "residences": ("hbm",), "constraints": Constraints(), "objective": "kernel"}
+        vars(alone).update(values, memory=(1,) * k, speed=(1.0,) * k)
+        return alone
 
     def to_json(self) -> str:
         """The whole task as JSON, schema `shard-gym/task/1`, or `/2` where that cannot say it.
@@ -231,6 +235,16 @@ class Task:
         exact = {self.tables.pooling.dtype, self.tables.bags.dtype} != {np.dtype(np.float32)}
         later = set(self.tables.later) - {"bags"}
         return SCHEMA_2 if exact or later or self.constraints.of_forms or self._news() else SCHEMA
+
+
+def mixed(task: Task) -> bool:
+    """True if tables may be more than whole or cut by columns in the device's memory."""
+    return task.residences != ("hbm",) or bool(set(task.kinds_allowed) - set(OF_ONE))
+
+
+def beyond_columns(task: Task) -> bool:
+    """True if tables may be sharded by more than columns, or some by less than others, or live in host memory."""
+    return mixed(task) or bool(task.constraints.of_forms)
 
 
 def _columns(tables: TablePool) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -17,7 +16,7 @@ from shard_gym.errors import InvalidTask, SettingsIgnored, ShardGymError
 from shard_gym.plan.moves import delta
 from shard_gym.plan.plan import Plan
 from shard_gym.records import commands
-from shard_gym.results.evaluate import score, track
+from shard_gym.results.evaluate import score
 from shard_gym.results.replay import Replay
 from shard_gym.simulators import Simulator
 from shard_gym.task import suites
@@ -27,7 +26,7 @@ from shard_gym_agents.cli.plans import assumed, delta_json, delta_report, repaid
 from shard_gym_agents.cli.show import add_picture, add_show, draw
 from shard_gym_agents.cli.solving import add_out, add_solver, solved
 from shard_gym_agents.cli.tasks import add_constraints, add_task, constrained, task_of
-from shard_gym_agents.learners import LEARNERS
+from shard_gym_agents.leaderboard.entries.validate import own_track
 from shard_gym_agents.learners.trained import shipped
 from shard_gym_agents.search.reshard import Reshard
 
@@ -37,6 +36,19 @@ OTHERS = {
     "fit": ("shard_gym.measuring.fit:main", "fit a cost network to measurements (needs torch)"),
     "train": ("shard_gym_agents.cli.train:main", "train a learner on a suite (needs torch)"),
     "leaderboard": ("shard_gym_agents.leaderboard.command:main", "rank agents on suites"),
+    "page": ("shard_gym_agents.leaderboard.page.command:main", "show stored results as an HTML page"),
+    "bound": ("shard_gym_agents.cli.bounds:bound", "what no plan of a task beats, with a certificate"),
+    "verify": ("shard_gym_agents.cli.bounds:verify_files", "accept or refuse certificates of bounds"),
+    "submit": ("shard_gym_agents.leaderboard.entries.command:submit", "pack an agent's runs and its card"),
+    "validate": (
+        "shard_gym_agents.leaderboard.entries.command:check",
+        "check entries: score every plan again",
+    ),
+    "new-agent": (
+        "shard_gym_agents.cli.new_agent:main",
+        "write a package with agents of yours, a test and a card",
+    ),
+    "round": ("shard_gym_agents.leaderboard.rounds.command:main", "hold a sealed round on tasks nobody has seen"),
     "profile": ("shard_gym_agents.cli.logs:profile", "tables from a log: CSV or Parquet (needs pyarrow)"),
     "flex": ("shard_gym_agents.cli.flex:main", "rows of sequence tables in tiers, by FlexShard"),
     "sweep": ("shard_gym_agents.cli.sweep:main", "plan the same tables on several machines, and compare"),
@@ -141,20 +153,12 @@ def diff(options: argparse.Namespace) -> None:
 
 def replay_results(options: argparse.Namespace) -> None:
     """Check every stored result again."""
-    replayed = Replay(options.results, track_of=_track_of)
+    replayed = Replay(options.results, track_of=own_track)
     for _ in replayed:
         pass
     lines, plans, feasible = replayed.lines, replayed.plans, replayed.feasible
     print(f"{lines} results, {plans} plans scored again, all as stored, {feasible} of them feasible")
     commands.show("\n".join(replayed.notes()))
-
-
-@cache
-def _track_of(agent: str) -> str | None:
-    """The track of an agent of ours; None of others, and of learners, which their weights decide."""
-    if agent not in shard_gym_agents.AGENTS or agent in LEARNERS:
-        return None
-    return track(shard_gym_agents.make(agent))
 
 
 def _told_task(options: argparse.Namespace) -> tuple[Task, Simulator, Simulator]:

@@ -19,9 +19,9 @@ from shard_gym.records.commands import count, names, seconds
 from shard_gym.records.escape import plain
 from shard_gym.records.locks import held
 from shard_gym.records.progress import clock
+from shard_gym_agents.leaderboard.arena.flags import add_arena, import_modules, rules_of
 from shard_gym_agents.leaderboard.arena.host import Nursery
 from shard_gym_agents.leaderboard.arena.job import Job
-from shard_gym_agents.leaderboard.arena.rules import FULL, GB, LIMITS, Rules
 from shard_gym_agents.leaderboard.forecast import seconds_of
 from shard_gym_agents.leaderboard.jobs import jobs_of
 from shard_gym_agents.leaderboard.kept import partial_path
@@ -33,8 +33,6 @@ from shard_gym_agents.learners.trained import RETRAINED
 
 SUITES = "metasyn-80x8,dlrm-50x4,core-80x8"
 ELSEWHERE = Path("runs/leaderboard")  # for what is not published
-BUILD_LIMIT = 120.0  # seconds to import and build an agent; torch takes its time
-LEAST_MEMORY = 4 * GB  # an agent's, where it is not told; torch takes most of it
 BUDGET = 0.1  # seconds that a search may use on a task
 DECISIVE = ("agents", "agent", "seeds", "simulator", "budgets", "time_limit", "split", "tasks", "retrain")
 ABSENT = {"missing", "unknown"}  # what a worker says of an agent that needs more than is installed, or training
@@ -56,6 +54,7 @@ def main(arguments: Sequence[str], name: str = "shard-gym leaderboard", publishe
 
 
 def _run(options: argparse.Namespace) -> int:
+    import_modules(options.imports)
     jobs = jobs_of(options)
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # workers inherit it
     missing: Missing = {}
@@ -63,7 +62,8 @@ def _run(options: argparse.Namespace) -> int:
         jobs, missing = retrain(jobs, options.fresh)
     partial = options.out / "partial"
     partial.mkdir(parents=True, exist_ok=True)  # before anybody could see it come
-    nursery = Nursery(_rules(options), (job.agent for job in jobs))
+    results = [partial, *options.out.glob("*.jsonl"), ELSEWHERE, options.best_known]
+    nursery = Nursery(rules_of(options, results), (job.agent for job in jobs), jobs)
     arena = Arena(nursery, partial, options.tasks, options.fresh, tuple(options.agent))
     try:
         _tell(f"isolation: {nursery.isolation}" + (f" ({nursery.why})" if nursery.why else ""))
@@ -113,21 +113,6 @@ def _tell(line: str) -> None:
     sys.stderr.write(plain(line) + "\n")
 
 
-def _rules(options: argparse.Namespace) -> Rules:
-    """Limits of agents, and the files that they may and may not see."""
-    results = [options.out / "partial", *options.out.glob("*.jsonl"), ELSEWHERE, options.best_known]
-    share = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / options.workers
-    return Rules(
-        isolation=options.isolation,
-        build_seconds=options.build_limit,
-        memory=max(share, LEAST_MEMORY) if options.memory_gb is None else options.memory_gb * GB,
-        environment=tuple(options.env),
-        readable=tuple(options.read),
-        secret=tuple(map(str, results)),
-        verbose=options.verbose,
-    )
-
-
 def _describe(jobs: list[Job], arena: Arena, workers: int) -> dict[Job, dict[str, Any]]:
     """The description that each job's agent gives of itself on its suite, asked with the first seed and budget."""
     first = {(job.suite, job.agent): job for job in reversed(jobs)}
@@ -151,14 +136,9 @@ def _parser(name: str, best_known: Path) -> argparse.ArgumentParser:
     add("--budgets", "--budget", type=_durations, default=[BUDGET], help=budgets)
     limit = "an agent is killed when a task takes longer; default 60s, or twice the budget if that is more"
     add("--time-limit", type=seconds, help=limit)
-    add("--build-limit", type=seconds, default=BUILD_LIMIT, help="time to import and build an agent; default 120s")
-    add("--isolation", choices=("auto", FULL, LIMITS), default="auto", help="of agents; default the best there is")
-    add("--memory-gb", type=float, metavar="GB", help="of an agent; default the machine's, shared by the workers")
-    add("--read", action="append", default=[], metavar="PATH", help="what agents may read beside their own; repeatable")
-    add("--env", action="append", default=[], metavar="NAME", help="an environment variable to keep; repeatable")
+    add_arena(parser, isolation="auto", workers=2)
     add("--split", default="test")
     add("--tasks", type=count, metavar="N", help="only the first N tasks of each suite")
-    add("--workers", type=count, default=2, help="agents that run at a time")
     add("--page", action="store_true", help="write one HTML page of all suites, too")
     add("--json", action="store_true", help="one JSON object a row instead of tables")
     add("--out", type=Path, metavar="DIR")
@@ -166,7 +146,6 @@ def _parser(name: str, best_known: Path) -> argparse.ArgumentParser:
     add("--update-best", action="store_true", help="keep plans that beat the best known ones")
     add("--retrain", action="store_true", help=f"train the learners first, in {RETRAINED}; a run there goes on")
     add("--fresh", action="store_true", help="forget the runs of a command that broke off, with --retrain training too")
-    add("--verbose", action="store_true", help="show what agents print, and their tracebacks")
     return parser
 
 

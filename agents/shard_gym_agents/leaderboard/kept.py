@@ -7,7 +7,7 @@ packages. What a third party's module imports is not in the key: `--fresh` forge
 from __future__ import annotations
 
 import hashlib
-import json
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -15,10 +15,15 @@ from typing import Any
 
 import shard_gym
 import shard_gym_agents
+from shard_gym.errors import CorruptFile
 from shard_gym.records import ledger
 from shard_gym.records.files import json_sha256
+from shard_gym.records.guard import parsed_json
 from shard_gym.results import Result
 from shard_gym_agents.leaderboard.arena.job import Job
+from shard_gym_agents.leaderboard.arena.rules import FULL, LIMITS
+
+FORCED = 0.05  # seconds of a run from which on it outlives the machine, not only this process
 
 
 @dataclass
@@ -47,7 +52,7 @@ def blank_result(job: Job, about: dict[str, Any]) -> Result:
     if job.checkpoint:
         own["checkpoint"] = job.checkpoint  # as the user named it
     return Result(
-        suite=job.suite,
+        suite="" if job.tasks else job.suite,
         agent=job.agent,
         config=config | {name: value for name, value in own.items() if name in config},
         seed=job.seed,
@@ -69,18 +74,40 @@ def partial_path(job: Job, about: dict[str, Any], folder: Path) -> Path:
 
 def kept_runs(path: Path) -> dict[str, tuple[Result, Watched]]:
     """Runs of an unfinished job, by task hash."""
-    return {result.task: (result, seen) for result, seen in ledger.read(path, _kept)}
+    try:
+        return {result.task: (result, seen) for result, seen in ledger.read(path, _kept, "kept run")}
+    except CorruptFile as error:
+        raise CorruptFile(f"{error}; --fresh runs it again") from error
 
 
-def keep(path: Path, result: Result, seen: Watched) -> None:
-    """Add a run to those of an unfinished job."""
-    ledger.append(path, {"task": result.task, "result": result.to_json(), "watched": asdict(seen)})
+class Keeper:
+    """Adds runs to those of an unfinished job; the file is made by the first."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.open = path, ExitStack()
+        self.ledger: ledger.Ledger | None = None
+
+    def add(self, result: Result, seen: Watched) -> None:
+        """Keep a run; a short one is sooner run again than forced to disk."""
+        if self.ledger is None:
+            self.ledger = self.open.enter_context(ledger.opened(self.path))
+        line = {"task": result.task, "result": result.to_json(), "watched": asdict(seen)}
+        self.ledger.append(line, force=result.wall_seconds >= FORCED)
+
+    def close(self) -> None:
+        """Let others have the file."""
+        self.open.close()
+        self.ledger = None
 
 
 def _kept(line: bytes) -> tuple[Result, Watched]:
     """A line of an unfinished job."""
-    told = json.loads(line)
-    return Result.from_json(told["result"]), Watched(**told["watched"])
+    told = parsed_json(line)
+    watched = Watched(**told["watched"])
+    figures = watched.build, watched.wall, watched.cpu, watched.idle, watched.runs
+    if watched.isolation not in ("", FULL, LIMITS) or not all(figure >= 0 for figure in figures):
+        raise ValueError("what was watched is an isolation and numbers of 0 or more")
+    return Result.from_json(told["result"]), watched
 
 
 @cache

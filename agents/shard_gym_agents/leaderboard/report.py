@@ -74,11 +74,11 @@ def ranking(
     budgets: Mapping[float, Runs] | None = None,
 ) -> Ranking:
     """Rank the agents by their runs; `unable` lack something and come last, `budgets` are runs in other time."""
-    samples = [_sample(agent, by_seed) for agent, by_seed in runs.items()]
+    samples = [sample_of(agent, by_seed) for agent, by_seed in runs.items()]
     best = best_of_run(samples, refs.random, refs.best)
     gap_at: dict[str, dict[float, Estimate]] = {agent: {} for agent in runs}
     for budget, others in (budgets or {}).items():
-        for sample in (_sample(*one) for one in others.items() if one[0] in runs):
+        for sample in (sample_of(*one) for one in others.items() if one[0] in runs):
             gap_at[sample.agent][budget] = estimate(sample.gaps(refs.random, best))
     judge = next(iter(runs.values()))[0][0][0].judge if runs else None
     within = resolution(suite, split, len(best), judge)
@@ -138,7 +138,8 @@ def json_row(row: Row) -> dict[str, Any]:
     return {key: getattr(row, key) for key in head} | figures | watched | words
 
 
-def _sample(agent: str, by_seed: Sequence[Sequence[Judged]]) -> Sample:
+def sample_of(agent: str, by_seed: Sequence[Sequence[Judged]]) -> Sample:
+    """Makespans of an agent's runs, by seed and task."""
     makespan = [[s.makespan if s and s.feasible else np.nan for _, s in runs] for runs in by_seed]
     return Sample(agent, by_seed[0][0][0].track, np.array(makespan, float))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,11 +20,11 @@ from shard_gym.records.progress import ProgressBar
 from shard_gym.results import Result
 from shard_gym.results.evaluate import Run, Score, describe, judged, score
 from shard_gym.simulators import Simulator
-from shard_gym.task import suites
 from shard_gym.task.task import Task
 from shard_gym_agents.leaderboard.arena.host import Nursery, Turn, Worker, WorkerLost
 from shard_gym_agents.leaderboard.arena.job import Job
-from shard_gym_agents.leaderboard.kept import Watched, blank_result, keep, kept_runs, partial_path
+from shard_gym_agents.leaderboard.arena.job import tasks_of as job_tasks
+from shard_gym_agents.leaderboard.kept import Keeper, Watched, blank_result, kept_runs, partial_path
 
 TIMED = 10  # tasks an agent, whose runs nothing else runs beside
 STRIKES = 3  # time-outs and deaths of an agent on a suite before it is given up
@@ -119,8 +119,8 @@ def run_jobs(jobs: Mapping[Job, dict[str, Any]], arena: Arena, workers: int) -> 
     complete = True
     try:
         for first in [runs for runs in all_runs if runs.job.seed == 0]:
-            pool.submit(first.go_on, TIMED, alone=True).result()
-        futures = [pool.submit(runs.go_on, None, alone=workers == 1) for runs in all_runs]
+            pool.submit(first.be_timed).result()
+        futures = [pool.submit(runs.go_on, alone=workers == 1) for runs in all_runs]
         for future in as_completed(futures):
             future.result()
     except KeyboardInterrupt:
@@ -138,28 +138,37 @@ class JobRuns:
     def __init__(self, job: Job, about: dict[str, Any], arena: Arena, progress: ProgressBar) -> None:
         self.job, self.about, self.arena, self.progress = job, about, arena, progress
         self.done: list[Judged] = []
-        self.path = partial_path(job, about, arena.partial)
+        path = partial_path(job, about, arena.partial)
         if arena.fresh:
-            self.path.unlink(missing_ok=True)
-        self.kept = kept_runs(self.path)
+            path.unlink(missing_ok=True)
+        self.kept, self.keeper = kept_runs(path), Keeper(path)
         lost = sum((result.error or "").startswith(LOST) for result, _ in self.kept.values())
         arena.strikes[job.suite, job.agent] += lost
         self.blank = blank_result(job, about)
 
-    def go_on(self, until: int | None, alone: bool) -> None:
-        """Run the tasks up to that one, or all; `alone` says that nothing else runs meanwhile."""
+    def be_timed(self) -> None:
+        """Run the first tasks while nothing else runs, up to the first that fails, which tells no time."""
+        self._go_on(tasks_of(self.job, self.arena.tasks)[:TIMED], alone=True, until_failure=True)
+
+    def go_on(self, alone: bool) -> None:
+        """Run all tasks that are left; `alone` says that nothing else runs meanwhile."""
+        self._go_on(tasks_of(self.job, self.arena.tasks), alone)
+
+    def _go_on(self, tasks: Sequence[Task], alone: bool, until_failure: bool = False) -> None:
         judge = simulators.make(self.job.judge)
         seat = Seat(self.job, self.about.get("track", ""), self.arena)
-        tasks = tasks_of(self.job, self.arena.tasks)[:until]
+        label = f"{self.job.suite} {self.job.agent} seed {self.job.seed}"
         try:
             for task in tasks[len(self.done) :]:
                 if task.hash not in self.kept and self.arena.stopped.is_set():
                     return
                 if not (self._take_over(task, judge) or self._run(task, judge, seat, alone)):
                     return
-                label = f"{self.job.suite} {self.job.agent} seed {self.job.seed}"
                 self.progress.step(label, fresh=task.hash not in self.kept)
+                if until_failure and self.done[-1][0].plan is None:
+                    return
         finally:
+            self.keeper.close()
             seat.close()
 
     def _take_over(self, task: Task, judge: Simulator) -> bool:
@@ -181,7 +190,7 @@ class JobRuns:
         self.done.append(_judged(self.blank, index, task, replace(turn.run, alone=alone), judge))
         seen = _watched(turn, seat.build, self.arena)
         if not (turn.run.error or "").startswith("given up"):
-            keep(self.path, self.done[-1][0], seen)
+            self.keeper.add(self.done[-1][0], seen)
         self.arena.watched[self.job].add(seen)
         return True
 
@@ -211,7 +220,7 @@ def _described(job: Job, arena: Arena) -> dict[str, Any]:
 
 def tasks_of(job: Job, limit: int | None) -> tuple[Task, ...]:
     """The tasks that a job solves."""
-    return suites.get(job.suite).tasks(job.split)[:limit]
+    return tuple(job_tasks(job)[:limit])
 
 
 def _judged(blank: Result, index: int, task: Task, run: Run, judge: Simulator) -> Judged:

@@ -92,7 +92,7 @@ class Costed:
             by = rollouts.leaning(torch.from_numpy(alone), torch.from_numpy(size), leans[i]).numpy()
             order[i, :n] = found = np.argsort(-by, kind="stable")
             even = np.broadcast_to(added.sum(axis=0) / k, (k, added.shape[1]))
-            unit[i] = max(float(planner.decode(task, even).makespan(task.objective)), 1e-12)
+            unit[i] = max(float(planner.cost(task, even).max()), 1e-12)
             alone, size = alone[found] / unit[i], size[found]
             bytes_to_come[i, :n] = size.sum() - size.cumsum()
             coming[i, :n] = np.stack([LOUD / 2 * alone, (alone.sum() - alone.cumsum()) / k], axis=1)
@@ -172,7 +172,7 @@ class Forecast:
 
     def makespan(self) -> np.ndarray:
         """Makespans so far, (B,) ms."""
-        return self.planner.decode(self.task, self.placing.sums).makespan(self.task.objective)
+        return self.planner.cost(self.task, self.placing.sums).max(axis=-1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -77,7 +77,7 @@ class Offers:
 
     def makespan(self) -> np.ndarray:
         """Makespans so far, (B,) ms."""
-        return self.planner.decode(self.task, self.sums).makespan(self.task.objective)
+        return self.planner.cost(self.task, self.sums).max(axis=-1)
 
     def _cost(self, latency: Latency) -> np.ndarray:
         """Both parts of what devices cost, (2, B, ..., K)."""

@@ -184,7 +184,7 @@ class Ahead:
 
     def costs(self) -> np.ndarray:
         """Costs of devices now, (n, K) ms."""
-        return self.planner.decode(self.task, self.placing.sums).cost(self.task.objective)
+        return self.planner.cost(self.task, self.placing.sums)
 
     def roll_out(self, choose: Choose, give_up: bool = False) -> Rollout:
         """Place all tables, see `rollouts.roll_out`; costs are numbers to the end."""

@@ -102,8 +102,7 @@ class Aim:
             return False
         makespan = board.longest * self.unit
         if self.rates is None:
-            latency = self.costs.planner.decode(self.task, board.sums)
-            makespan = float(latency.makespan(self.task.objective))
+            makespan = float(self.costs.planner.cost(self.task, board.sums).max())
         require_number(makespan, self.costs.planner)
         if makespan >= self.makespan * (1 - 1e-12):
             return False

@@ -18,7 +18,7 @@ from shard_gym.task.task import Task
 from shard_gym_agents.search.kinds import searched
 from shard_gym_agents.search.moves import finer, improve
 from shard_gym_agents.search.repair import feasible, go_home, redeal, repair
-from shard_gym_agents.search.seeds import best_seed, starts
+from shard_gym_agents.search.seeds import best_seed, in_haste, starts
 from shard_gym_agents.search.state import Board, Budget, Costs, State
 from shard_gym_agents.solvers.solver import Progress, require_fast, task_rng
 
@@ -51,6 +51,8 @@ class LocalSearch:
         """Plan within a budget that then says whether the search was stopped."""
         if beyond_columns(task):
             return searched(task, require_fast(planner), budget, self.seed, self.progress).plan
+        if (plan := in_haste(task, require_fast(planner), budget)) is not None:
+            return plan
         costs, rng = Costs(task, require_fast(planner)), task_rng(self.seed, task)
         board = Board(task, costs, self.splits)
         state = feasible(board, starts(board, budget), budget, rng)
@@ -98,6 +100,8 @@ class Auto:
         return self._of_tables(task, planner, budget)
 
     def _of_tables(self, task: Task, planner: Simulator, budget: Budget) -> Plan:
+        if (plan := in_haste(task, require_fast(planner), budget)) is not None:
+            return plan
         rng = task_rng(self.seed, task)
         board = Board(task, Costs(task, require_fast(planner)), splits="cw" in task.kinds_allowed)
         greedy = best_seed(board, budget, task_rng(self.seed, task))

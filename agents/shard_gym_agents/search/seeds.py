@@ -14,6 +14,7 @@ from shard_gym.plan.plan import Plan
 from shard_gym.plan.violations import violations
 from shard_gym.simulators import Counted, FastSimulator
 from shard_gym.simulators.single import MANY
+from shard_gym.task.task import Task
 from shard_gym_agents.search.greedy import LIMITS, best_under_limits, place
 from shard_gym_agents.search.mend import mended
 from shard_gym_agents.search.repair import repair
@@ -25,7 +26,17 @@ TIGHT = 0.9  # share of all memory that is filled, from where greedies run into 
 REPAIRED = len(COSTS) + 1  # rank of the placement that is repaired where it overflows
 MOST_KICKS = 5  # of that repair
 SHARE = 0.2  # of what is left of the budget, that greedies may take once there is a plan
+FEW, TABLES_A_SECOND = 2_000, 2 * 10**5  # tables that a search looks at before it begins in no time, and in a second
 SHARDS_A_SECOND = 10**7  # asked about by cost-greedy in a third of the time, about
+
+
+def in_haste(task: Task, planner: FastSimulator, budget: Budget) -> Plan | None:
+    """The plan of the first greedy where the budget would be over before a search begins; None if there is time."""
+    if budget.calls or task.constraints.base or task.num_tables <= max(FEW, TABLES_A_SECOND * budget.seconds):
+        return None
+    with suppress(InfeasibleTask):
+        return Greedy(FIRST)(task, planner)
+    return None
 
 
 def best_seed(board: Board, budget: Budget, rng: np.random.Generator) -> State | None:

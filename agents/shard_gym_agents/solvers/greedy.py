@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from shard_gym import core
 from shard_gym.errors import UnknownName
 from shard_gym.plan.feasibility import dead_end, follow
 from shard_gym.plan.forms import beyond_columns
@@ -53,13 +54,19 @@ class Greedy:
     def __call__(self, task: Task, planner: object) -> Plan:
         if beyond_columns(task):
             return self._of_kinds(task)
-        placing = one(Options.of(task))
-        rules = placing.options.rules
+        options = Options.of(task)
+        rules = options.rules
         cost = rules.merged(COSTS[self.cost](task.tables).astype(np.float64))
         size = rules.merged(task.tables.weight_bytes)
+        order = np.lexsort((-size, -cost))
+        if not rules.binding:
+            found = core.deal(cost, size, options.size[:, 0], order, np.array(task.speed), task.capacity)
+            if found is not None:
+                return Plan(tuple(found.tolist()))
+        placing = one(options)
         costs, sizes, speed, placement = cost.tolist(), size.tolist(), task.speed, [-1] * task.num_tables
         devices = [(0.0, 0, d) for d in range(task.num_devices)]  # a heap of (cost and bytes so far, device)
-        for t in rules.by_leader(np.lexsort((-size, -cost))):
+        for t in rules.by_leader(order):
             full = []
             while devices and not placing.took(t, devices[0][2]):
                 full.append(heapq.heappop(devices))

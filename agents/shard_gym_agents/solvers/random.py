@@ -18,7 +18,7 @@ from shard_gym.plan.plan import Plan
 from shard_gym.plan.random_plans import TRIES, random_placements
 from shard_gym.plan.rules import Rules
 from shard_gym.simulators import FastSimulator, Simulator
-from shard_gym.simulators.base import plan_latency
+from shard_gym.simulators.base import along_devices, plan_latency
 from shard_gym.task.task import Task
 from shard_gym_agents.search.choices import Choices, Option
 from shard_gym_agents.search.kinds import random_options, random_plan
@@ -111,8 +111,8 @@ class RandomSearch:
         while self._goes_on(left, begun):
             left -= 1
             if chosen := random_options(choices, rng):
-                latency = fast.decode(task, choices.sums(chosen))
-                yield partial(_chosen, choices, chosen), latency.makespan(task.objective)[None]
+                cost = fast.cost(task, choices.sums(chosen))
+                yield partial(_chosen, choices, chosen), cost.max()[None]
 
     def _goes_on(self, left: int, begun: float) -> bool:
         """True until the samples or the time are used up."""
@@ -136,7 +136,7 @@ def _makespans(task: Task, planner: Simulator) -> Callable[[np.ndarray], np.ndar
 
     def makespans(placements: np.ndarray) -> np.ndarray:
         parts = [placements[start : start + at_once] for start in range(0, len(placements), at_once)]
-        latencies = (planner.decode(task, device_sums(tables, part, task.num_devices)) for part in parts)
-        return np.concatenate([latency.makespan(task.objective) for latency in latencies])
+        costs = (planner.cost(task, device_sums(tables, part, task.num_devices)) for part in parts)
+        return np.concatenate([along_devices(np.maximum, cost)[:, 0] for cost in costs])
 
     return makespans

@@ -14,6 +14,7 @@ from shard_gym.envs.vector.states import Record, States
 from shard_gym.plan.forms import beyond_columns
 from shard_gym.plan.violations import broken_constraints
 from shard_gym.simulators import FastSimulator, Latency
+from shard_gym.simulators.base import along_devices
 from shard_gym.simulators.single import costs_with
 from shard_gym.task.task import Task
 
@@ -177,7 +178,8 @@ def judged(shelf: Shelf, states: States, envs: np.ndarray) -> Ends:
     latency, cost = latencies(shelf, states, envs)
     excess = _excess(shelf, states, envs, record)
     hashes = shelf.slots.hash[states.slot[envs]]
-    return Ends(envs, record, latency, cost, cost.max(axis=1), latency.balance, excess, hashes)
+    makespan = along_devices(np.maximum, cost)[:, 0]
+    return Ends(envs, record, latency, cost, makespan, latency.balance, excess, hashes)
 
 
 def end_rewards(shelf: Shelf, states: States, ends: Ends) -> np.ndarray:

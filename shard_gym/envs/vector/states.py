@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shard_gym import core
+from shard_gym.envs.begun import replayed
 from shard_gym.envs.episodes import Episode
-from shard_gym.envs.kind_states import replayed
 from shard_gym.envs.states import State
 from shard_gym.envs.vector.queues import Orders, Pieces
 from shard_gym.envs.vector.shelf import Shelf, widened
@@ -156,9 +157,13 @@ class States:
         """Sum of the embeddings on each device, (c, K, H)."""
         if self.placing.tracks:
             return self.placing.sums[envs]
-        slots, counts = np.unique(self.slot[envs], return_counts=True)
-        if self.orders is None and len(envs) >= TOGETHER * len(slots):
-            return self._sums_by_task(envs, slots, counts)
+        if self.orders is None:
+            vector, first = self.shelf.options.vector[:, 0], self.first[envs]
+            if (found := core.device_sums(vector, self._logged(envs), self.num_devices, first)) is not None:
+                return found
+            slots, counts = np.unique(self.slot[envs], return_counts=True)
+            if len(envs) >= TOGETHER * len(slots):
+                return self._sums_by_task(envs, slots, counts)
         longest, k = int(self.length[envs].max(initial=1)), self.num_devices
         sums = np.empty((len(envs), k, self.shelf.width))
         count = max(1, AT_ONCE // (longest * k))
@@ -169,6 +174,13 @@ class States:
             on_device = self.log[part, None, :longest] == np.arange(k, dtype=self.log.dtype)[:, None]
             np.matmul(on_device.astype(np.float64), values, out=sums[start : start + count])
         return sums
+
+    def _logged(self, envs: np.ndarray) -> np.ndarray:
+        """Device at each position of episodes that are over, (c, N); -1 after the end of those that are shorter."""
+        longest = int(self.length[envs].max(initial=1))
+        logged = self.log[envs, :longest].astype(np.int64)
+        logged[np.arange(longest) >= self.length[envs, None]] = -1
+        return logged
 
     def _sums_by_task(self, envs: np.ndarray, slots: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """The same, the episodes of each task together: they place the same rows in one order."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from shard_gym import core
 from shard_gym.envs.episodes import Scales
 from shard_gym.envs.observations import (
     LIMIT,
@@ -168,7 +169,7 @@ class FlatView(View):
         self.shown = np.empty((n, flat_width(k, k + (states.pieces is not None))), np.float32)
         width = self.shown.shape[1]
         self.at = (width - k) * np.arange(n) + STATE + 2 * k  # from a device's number to where its room is shown
-        self.largest, self.share, self.pace = np.ones(n), np.ones(n), np.ones((k, n))
+        self.largest, self.share, self.pace = np.ones(n), np.ones(n), np.ones((n, k))
         self.alike = self.open = False  # whether all devices have one pace, and all masks shown are ones
         self.queued = states.orders is not None or states.pieces is not None
         self.devices, self.remaining = np.empty((2 * k, n), np.float32), np.empty((n, 5), np.float32)
@@ -176,7 +177,7 @@ class FlatView(View):
     def begin(self, envs: np.ndarray) -> None:
         k, scales = self.states.num_devices, self._scales(envs)
         self.largest[envs], self.share[envs] = scales.largest[:, 0], scales.cost[:, 0] / k
-        self.pace[:, envs] = scales.pace.T
+        self.pace[envs] = scales.pace
         self.alike = bool((self.pace == 1).all())
         room, speed = self.states.placing.free[envs] / scales.largest, scales.speed
         self.shown[envs, STATE + 2 * k : STATE + 4 * k] = np.concatenate([room, speed], axis=1)
@@ -187,21 +188,27 @@ class FlatView(View):
             shown[self.at + at] = np.maximum(free / self.largest, -LIMIT)
 
     def show(self, masks: np.ndarray) -> np.ndarray:
-        k, shown, row, devices = self.states.num_devices, self.shown, self.states.row, self.devices
-        shown[:, :STATE] = self.shelf.rows.flat.take(row, axis=0)
+        rows, row, shown = self.shelf.rows, self.states.row, self.shown
+        if not core.flat(rows.flat, rows.alone, row, self.costs.cost, self.share, self.pace, masks, shown):
+            self._put(row, masks)
         if self.queued:
             shown[:, WIDTH - 1] = self.states.share()
             shown[:, WIDTH + 2 : STATE] = np.minimum(remains(self.shelf, self.states, self.remaining), LIMIT)
+        return shown.copy() if self.copy else shown
+
+    def _put(self, row: np.ndarray, masks: np.ndarray) -> None:
+        """Put what changes with a step: the next pieces, costs and gaps of devices, and masks."""
+        k, shown, devices = self.states.num_devices, self.shown, self.devices
+        shown[:, :STATE] = self.shelf.rows.flat.take(row, axis=0)
         cost, alone = np.ascontiguousarray(self.costs.cost.T), self.shelf.rows.alone.take(row)
         np.divide(cost, self.share, out=devices[:k], casting="same_kind")
         was_open, self.open = self.open, bool(masks.all())
-        mask, pace = None if self.open else masks[:, :k].T, 1.0 if self.alike else self.pace
+        mask, pace = None if self.open else masks[:, :k].T, 1.0 if self.alike else self.pace.T
         devices[k:] = device_gaps(cost, alone, pace, mask)
         np.maximum(np.minimum(devices, LIMIT, out=devices), -LIMIT, out=devices)
         shown[:, STATE : STATE + 2 * k] = devices.T
         if not (self.open and was_open):
             shown[:, STATE + PER_DEVICE * k :] = masks
-        return shown.copy() if self.copy else shown
 
     def final(self, envs: np.ndarray, cost: np.ndarray) -> np.ndarray:
         shown, zeros = np.empty((len(envs), self.shown.shape[1]), np.float32), np.zeros((len(envs), 5))

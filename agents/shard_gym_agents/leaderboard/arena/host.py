@@ -20,7 +20,6 @@ import shard_gym_agents
 from shard_gym import simulators
 from shard_gym.errors import ShardGymError
 from shard_gym.results.evaluate import Run
-from shard_gym.task import suites
 from shard_gym_agents.leaderboard.arena.answers import (
     ABOUT_BYTES,
     answer_bytes,
@@ -30,8 +29,8 @@ from shard_gym_agents.leaderboard.arena.answers import (
     line,
 )
 from shard_gym_agents.leaderboard.arena.frames import Broken, Late, Line
-from shard_gym_agents.leaderboard.arena.job import Job
-from shard_gym_agents.leaderboard.arena.nursery import remove
+from shard_gym_agents.leaderboard.arena.job import Job, tasks_of
+from shard_gym_agents.leaderboard.arena.nursery import needs, remove
 from shard_gym_agents.leaderboard.arena.rules import FULL, KEPT, LIMITS, SETTLED, THREADS, Rules, bare, view
 from shard_gym_agents.learners import LEARNERS
 
@@ -63,8 +62,10 @@ class Turn:
 class Nursery:
     """The process that agents are forked from; threads may share it."""
 
-    def __init__(self, rules: Rules, agents: Iterable[str] = ()) -> None:
+    def __init__(self, rules: Rules, agents: Iterable[str] = (), jobs: Iterable[Job] = ()) -> None:
+        """Agents to make ready for, and jobs whose suites and simulators it must know."""
         self.rules, self.lock = rules, threading.Lock()
+        self.needs = sorted({name for job in jobs for name in needs(job)})
         ours = [agent for agent in agents if agent in shard_gym_agents.AGENTS]
         modules = [shard_gym_agents.AGENTS[agent][0].partition(":")[0] for agent in ours]
         modules += [LEARNERS[agent][0] for agent in ours if agent in LEARNERS]
@@ -115,11 +116,15 @@ class Nursery:
         far.close()
         self.line, self.folder = Line(near), ""
         try:
-            self.line.send({"rules": asdict(self.rules), "preload": self.preload, "view": asdict(bare())})
+            greeting = {"rules": asdict(self.rules), "preload": self.preload, "needs": self.needs}
+            self.line.send(greeting | {"view": asdict(bare())})
             told = self.line.receive(TOLD_BYTES, time.monotonic() + START_SECONDS)
         except (Broken, Late) as error:
             self.close()
             raise ShardGymError(f"the process that agents are forked from did not start: {error}") from error
+        if refused := told.get("error"):
+            self.close()
+            raise ShardGymError(refused)
         self.isolation, self.why, self.folder = told["isolation"], told["why"], told["folder"]
         if (self.rules.isolation, self.isolation) == (FULL, LIMITS):
             self.close()
@@ -142,7 +147,7 @@ class Worker:
         self.line, self.pid = Line(near), 0
         with far:
             self.pid = nursery.fork(job, track, others, far)
-        self.tasks = suites.get(job.suite).tasks(job.split)
+        self.tasks = tasks_of(job)
 
     def about(self) -> dict[str, Any]:
         """The description of the agent, or why there is none; `build_seconds` is how long it took."""
@@ -217,4 +222,5 @@ def _anywhere(job: Job) -> Job:
     """The job with its files named as they are found from another folder."""
     file = job.planner.endswith(simulators.WEIGHTS)
     planner = os.path.abspath(job.planner) if file else job.planner
-    return replace(job, planner=planner, checkpoint=job.checkpoint and os.path.abspath(job.checkpoint))
+    checkpoint, tasks = (path and os.path.abspath(path) for path in (job.checkpoint, job.tasks))
+    return replace(job, planner=planner, checkpoint=checkpoint, tasks=tasks)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import shard_gym_agents
+from shard_gym.records.guard import text_of
 from shard_gym.results.evaluate import Solver, config, track
+from shard_gym.task import suites
+from shard_gym.task.task import Task
 from shard_gym_agents.learners.trained import Trained
 
 
@@ -25,6 +30,18 @@ class Job:
     budget: float | None = None  # seconds, where the agent takes one
     time_limit: float = 60.0  # seconds a task
     checkpoint: str = ""  # weights instead of those that the agent ships with
+    tasks: str = ""  # file of tasks, one JSON a line, that are like the suite's and solved instead of its own
+
+
+def tasks_of(job: Job) -> Sequence[Task]:
+    """The tasks that a job may be asked to solve."""
+    return tasks_in(job.tasks) if job.tasks else suites.get(job.suite).tasks(job.split)
+
+
+@cache
+def tasks_in(path: str) -> tuple[Task, ...]:
+    """The tasks of a file."""
+    return tuple(Task.from_json(line) for line in text_of(path).splitlines())
 
 
 def build(job: Job) -> Solver:

@@ -11,7 +11,8 @@ import sys
 from functools import cache
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
-NEW_NAMESPACES = 0x00020000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000  # mnt uts ipc user pid net
+NEW_MOUNTS, NEW_USER = 0x00020000, 0x10000000
+NEW_NAMESPACES = NEW_MOUNTS | NEW_USER | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000  # mnt uts ipc user pid net
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_SLAVE = 0x2, 0x4, 0x8, 0x1000, 0x4000, 0x80000
 MNT_DETACH = 2
 MOUNT_SETATTR = 442  # the number of the system call, on all machines
@@ -31,11 +32,11 @@ def die_with_parent() -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def unshare() -> None:
-    """Leave all namespaces for new ones; processes forked from now on are in the new PID namespace."""
+def unshare(namespaces: int = NEW_NAMESPACES) -> None:
+    """Leave namespaces for new ones; processes forked from now on are in the new PID namespace."""
     uid, gid = os.getuid(), os.getgid()
     prctl(PR_SET_DUMPABLE, 1)  # or its files in /proc are root's
-    _call("unshare", NEW_NAMESPACES)
+    _call("unshare", namespaces)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)

@@ -13,12 +13,14 @@ import shutil
 import socket
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 import shard_gym_agents
+from shard_gym import simulators
 from shard_gym.results.evaluate import describe
 from shard_gym.task import suites
 from shard_gym_agents.leaderboard.arena import kernel
@@ -26,7 +28,7 @@ from shard_gym_agents.leaderboard.arena.frames import Broken, Line
 from shard_gym_agents.leaderboard.arena.guard import Cell, guard
 from shard_gym_agents.leaderboard.arena.inside import serve
 from shard_gym_agents.leaderboard.arena.jail import build_root
-from shard_gym_agents.leaderboard.arena.job import Job
+from shard_gym_agents.leaderboard.arena.job import Job, tasks_of
 from shard_gym_agents.leaderboard.arena.processes import children_end, end_descendants
 from shard_gym_agents.leaderboard.arena.rules import FULL, LIMITS, Rules, View
 
@@ -43,6 +45,8 @@ def main(end: int) -> None:
     for module in greeting["preload"]:
         with suppress(ImportError):  # whoever needs it says so
             import_module(module)
+    if refused := cannot_serve(rules.modules, greeting["needs"]):
+        return line.send({"error": refused})
     folder = tempfile.mkdtemp(prefix="shard-gym-")
     why = "" if rules.isolation == LIMITS else cannot_confine(View(**greeting["view"]), rules)
     rules = replace(rules, isolation=LIMITS if why or rules.isolation == LIMITS else FULL)
@@ -57,6 +61,29 @@ def main(end: int) -> None:
         forks.run()
     finally:
         forks.close()
+
+
+def needs(job: Job) -> tuple[str, ...]:
+    """The suite and simulators that a job's process looks up by name."""
+    suite = () if job.tasks else (f"suite {job.suite}",)
+    return (*suite, f"simulator {job.planner}")
+
+
+def cannot_serve(modules: Sequence[str], needed: Sequence[str]) -> str:
+    """The reason why this process lacks what jobs need, after these modules were imported, or ""."""
+    for module in modules:
+        try:
+            import_module(module)
+        except Exception as error:  # a third party's
+            return f"{module} cannot be imported where agents run: {describe(error)}"
+    known = {f"suite {name}" for name in suites.SUITES} | {f"simulator {name}" for name in simulators.SIMULATORS}
+    lacking = [name for name in needed if name not in known and not name.endswith(simulators.WEIGHTS)]
+    if not lacking:
+        return ""
+    return (
+        f"{', '.join(lacking)}: known to this process, and not to those of agents; name the module that registers it, "
+        "--import MODULE"
+    )
 
 
 class Forks:
@@ -105,7 +132,7 @@ class Forks:
 
     def _warden(self, order: dict[str, Any], watch: int) -> int:
         job, view = Job(**order["job"]), View(**order["view"])
-        tasks = suites.get(job.suite).tasks(job.split)  # read once, by this process
+        tasks = tasks_of(job)  # read once, by this process
         cpu_seconds = (self.rules.build_seconds + len(tasks) * job.time_limit) * (os.cpu_count() or 1)
         self.orders += 1
         cell = Cell(self.rules, view, cpu_seconds, home=os.path.join(self.folder, str(self.orders)))

@@ -56,6 +56,7 @@ class Rules:
     readable: tuple[str, ...] = ()  # paths that agents may read at full, beside their own
     secret: tuple[str, ...] = ()  # paths that they may not, inside of what they may
     verbose: bool = False  # agents' output goes to stderr
+    modules: tuple[str, ...] = ()  # that register suites and simulators, imported before agents are forked
 
 
 @dataclass(frozen=True)

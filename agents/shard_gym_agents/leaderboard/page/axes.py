@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 GAPS = (0.0, 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)  # named on axes of gaps
-NEAREST = 34.0  # pixels between two names on an axis
+NEAREST = 40.0  # pixels between two names on an axis
 
 
 @dataclass(frozen=True)
@@ -72,16 +72,26 @@ def percent(share: float, digits: int | None = None) -> str:
 
 
 def signed(share: float) -> str:
-    """A gap as "+1.6 %"."""
-    return ("+" if share >= 0 else "") + percent(share, 1)
+    """A gap as "+1.6 %"; a large one without its decimal."""
+    return ("+" if share >= 0 else "") + percent(share, _decimals(share))
+
+
+def interval(low: float, high: float) -> str:
+    """Gaps from a low to a high one in percent: "1.3 to 1.8"."""
+    told = (f"{100 * share:.{_decimals(share)}f}" for share in (low, high))
+    return " to ".join(told).replace("-", "\N{MINUS SIGN}")
+
+
+def _decimals(share: float) -> int:
+    return int(abs(share) < 1)
 
 
 def duration(seconds: float) -> str:
     """Seconds as people say them, to two digits: "9.2 ms"."""
     if math.isnan(seconds):
-        return "–"
+        return "-"
     value, unit = (seconds, "s") if seconds >= 1 else (seconds * 1e3, "ms")
     if value < 0.1:
         value, unit = value * 1e3, "µs"
-    digits = max(0, 1 - math.floor(math.log10(max(value, 1e-9))))
-    return f"{value:.{min(digits, 2)}f} {unit}" if value < 100 else f"{round(value, -len(str(int(value))) + 2):.0f} {unit}"
+    digits = 1 - math.floor(math.log10(max(value, 1e-2)))
+    return f"{round(value, digits):.{max(digits, 0)}f} {unit}"

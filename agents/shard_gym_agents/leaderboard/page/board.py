@@ -17,10 +17,10 @@ from shard_gym.plan.plan import Plan
 from shard_gym.results import Result
 from shard_gym.task.suite import Suite
 from shard_gym.task.task import Task
-from shard_gym_agents.leaderboard import statistics
 from shard_gym_agents.leaderboard.page.markup import short
+from shard_gym_agents.leaderboard.ranking import Standing, best_of_run
 from shard_gym_agents.leaderboard.references import References
-from shard_gym_agents.leaderboard.report import Estimate, Ranking, Row, Sample, best_of_run
+from shard_gym_agents.leaderboard.report import Ranking, Row, sample_of
 from shard_gym_agents.leaderboard.runs import Judged
 
 TRACKS = {"search": "may ask the planner what plans cost", "blind": "never asks the planner"}
@@ -36,7 +36,6 @@ class Board:
     best_plans: Mapping[str, Plan] = field(default_factory=dict)  # by task hash; empty where none are at hand
     command: str = ""  # that made the runs
     host: str = ""  # the machine, in words
-    resolution: float = 0.0  # gaps that differ by less are no difference
 
     @property
     def suite(self) -> Suite:
@@ -69,22 +68,14 @@ class Board:
     @cached_property
     def best(self) -> np.ndarray:
         """The makespan that gaps are to, ms, (T,): the best known, else the best of this run, else a random one."""
-        found = [Sample(agent, "", _makespans(by_seed)) for agent, by_seed in self.runs.items()]
-        return best_of_run(found, self.references.random, self.references.best)
+        samples = [sample_of(agent, by_seed) for agent, by_seed in self.runs.items()]
+        return best_of_run(samples, self.references.random, self.references.best)
 
     @cached_property
     def entrants(self) -> tuple[Entrant, ...]:
         """Every agent that ran, best first within its track."""
-        rows = [row for row in self.ranking.rows if row.agent in self.runs]
-        found = {row.agent: self._gaps(self.runs[row.agent]) for row in rows}
-        groups: dict[str, int] = {}
-        for track in TRACKS:
-            gaps = {row.agent: found[row.agent] for row in rows if row.track == track}
-            grouped = statistics.rank_groups(gaps, self.resolution) if gaps else []
-            groups |= {agent: number for number, group in enumerate(grouped, 1) for agent in group}
-        return tuple(
-            Entrant(i, row, self.runs[row.agent], found[row.agent], groups[row.agent]) for i, row in enumerate(rows)
-        )
+        rows = [row for row in self.ranking.rows if row.standing and row.agent in self.runs]
+        return tuple(self._entrant(number, row) for number, row in enumerate(rows))
 
     @property
     def unable(self) -> list[Row]:
@@ -95,10 +86,11 @@ class Board:
         """The entrants of a track, best first."""
         return [e for e in self.entrants if e.row.track == track]
 
-    def _gaps(self, by_seed: Sequence[Sequence[Judged]]) -> np.ndarray:
-        """Gaps, (tasks, seeds); a run without a feasible plan counts as the mean random plan."""
-        found = _makespans(by_seed)
-        return np.where(np.isfinite(found), found, self.references.random).T / self.best[:, None] - 1
+    def _entrant(self, number: int, row: Row) -> Entrant:
+        assert row.standing is not None  # it ran
+        runs = self.runs[row.agent]
+        gaps = sample_of(row.agent, runs).gaps(self.references.random, self.best)
+        return Entrant(number, row, row.standing, runs, gaps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,9 +99,9 @@ class Entrant:
 
     index: int  # among the entrants
     row: Row
+    standing: Standing
     runs: Sequence[Sequence[Judged]]  # seed -> task
     gaps: np.ndarray  # (tasks, seeds), as shares of the best
-    group: int  # agents of a group cannot be told apart
 
     @property
     def name(self) -> str:
@@ -121,30 +113,10 @@ class Entrant:
         """The result of its first run."""
         return self.runs[0][0][0]
 
-    @property
-    def plan_seconds(self) -> float:
-        """Wall-clock seconds a plan; NaN where it gave none."""
-        return self.row.plan_seconds
-
-    @cached_property
-    def mean(self) -> Estimate:
-        """The mean gap."""
-        return Estimate(statistics.mean(self.gaps), *statistics.interval(self.gaps, statistics.mean))
-
-    @cached_property
-    def iqm(self) -> Estimate:
-        """The mean gap of the middle half of all runs."""
-        return Estimate(statistics.iqm(self.gaps), *statistics.interval(self.gaps, statistics.iqm))
-
     def solved(self) -> np.ndarray:
         """True for each task that every seed gave a feasible plan for, (T,)."""
-        return np.array([[bool(s and s.feasible) for _, s in runs] for runs in self.runs]).all(axis=0)
+        return np.all([[bool(s and s.feasible) for _, s in runs] for runs in self.runs], axis=0)
 
     def plans(self) -> list[Plan | None]:
         """The plan of the first seed for each task."""
         return [result.plan for result, _ in self.runs[0]]
-
-
-def _makespans(by_seed: Sequence[Sequence[Judged]]) -> np.ndarray:
-    """Makespans, ms, (seeds, tasks); NaN where a run gave no feasible plan."""
-    return np.array([[s.makespan if s and s.feasible else np.nan for _, s in runs] for runs in by_seed], float)

@@ -11,11 +11,13 @@ from typing import Any
 
 import shard_gym_agents
 from shard_gym.results import Result
-from shard_gym_agents.leaderboard.page.axes import duration
+from shard_gym_agents.leaderboard.page.axes import duration, interval, signed
 from shard_gym_agents.leaderboard.page.board import Board, Entrant
 from shard_gym_agents.leaderboard.page.markup import Markup, join, short, tag
+from shard_gym_agents.leaderboard.ranking import Estimate
 from shard_gym_agents.learners.trained import read_card, shipped
 
+BESIDE = "cost-greedy"  # the agent that a command names where it runs one of somebody's own
 LONGEST = 600  # characters of a field
 
 
@@ -29,10 +31,10 @@ def reproduce(board: Board, entrant: Entrant) -> str:
     result, suite = entrant.first, board.suite
     words = ["shard-gym", "leaderboard", "--suite", suite.key]
     known = result.agent in shard_gym_agents.names()
-    words += ["--agents", result.agent] if known else ["--agents", "", "--agent", result.agent]
-    if entrant.row.seeds != 1:
+    words += ["--agents", result.agent] if known else ["--agents", BESIDE, "--agent", result.agent]
+    if "seed" in result.config:
         words += ["--seeds", str(entrant.row.seeds)]
-    if "budget" in result.config and result.config["budget"]:
+    if result.config.get("budget"):
         words += ["--budget", f"{result.config['budget']:g}s"]
     if len(board.tasks) < suite.num_tasks(board.ranking.split):
         words += ["--tasks", str(len(board.tasks))]
@@ -66,6 +68,7 @@ def _command(command: str) -> Markup:
 def _fields(board: Board, entrant: Entrant) -> list[tuple[str, object]]:
     result, row = entrant.first, entrant.row
     seen, trained = row.watched, training(result)
+    timed = "" if row.alone else ", timed beside other agents"
     config = {name: value for name, value in result.config.items() if name not in ("seed", "weights") and value}
     full = short(row.agent, LONGEST) if entrant.name != row.agent else None
     return [
@@ -77,12 +80,24 @@ def _fields(board: Board, entrant: Entrant) -> list[tuple[str, object]]:
         ("trained by", tag("code", short(str(trained["command"]), LONGEST)) if "command" in trained else None),
         ("training cost", f"{trained['minutes']:g} minutes" if "minutes" in trained else None),
         ("seeds", row.seeds),
+        (
+            "mean gap",
+            _told(entrant.standing.gap),
+        ),
+        (
+            "interquartile mean",
+            _told(entrant.standing.iqm),
+        ),
         ("planner calls a plan", f"{row.calls:,.0f}" if row.calls == row.calls else None),
         ("time to build", duration(seen.build) if seen.runs else None),
         ("isolation", seen.isolation or "not recorded"),
-        ("hardware", board.host or "not recorded"),
+        ("hardware", (board.host or "not recorded") + timed),
         ("notes", short("; ".join(filter(None, (row.error, row.note))), LONGEST)),
     ]
+
+
+def _told(found: Estimate) -> str:
+    return f"{signed(found.mean)} ({interval(found.low, found.high)} %)"
 
 
 def _version(result: Result) -> str:

@@ -27,16 +27,17 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 470, 28, 286  # of the area between the axes
 LETTER, LINE = 6.6, 14  # pixels of a letter and of a line of labels
 COLOURED = 6  # lines of a profile that have a colour of their own
 STEPS = 48  # gaps at which a profile is told
+CROSS = "\N{MULTIPLICATION SIGN}"
 STEPS_OF_COLOUR = (0.002, 0.01, 0.02, 0.05, 0.1, 0.25)  # gaps at which a strip changes its colour
 NAMES, ROW, STRIP = 168, 18, 960  # pixels of a strip: agents' names, height of a row, the width of all
 
 
 def gap_and_time(board: Board) -> Markup | None:
     """Mean gap over plan time; a line joins the agents of a track that no other one beats in both."""
-    shown = [e for e in board.entrants if e.plan_seconds > 0]
+    shown = [e for e in board.entrants if e.row.plan_seconds > 0]
     if not shown:
         return None
-    seconds, gaps = [e.plan_seconds for e in shown], [e.mean.mean for e in shown]
+    seconds, gaps = [e.row.plan_seconds for e in shown], [e.standing.gap.mean for e in shown]
     x = log_axis(min(seconds), max(seconds), LEFT, RIGHT)
     y = gap_axis(min(gaps), max(gaps), BOTTOM, TOP)
     fronts = [_front([e for e in shown if e.row.track == track], x, y) for track in TRACKS]
@@ -135,7 +136,7 @@ def legend_of_strip() -> Markup:
     """Words to the colours of a strip."""
     words = ["≤ " + percent(g) for g in STEPS_OF_COLOUR] + ["> " + percent(STEPS_OF_COLOUR[-1])]
     items = [tag("li", tag("i", class_=f"s{i}"), text) for i, text in enumerate(words)]
-    return tag("ul", *items, tag("li", tag("i", "×", class_="no"), "no feasible plan"), class_="legend")
+    return tag("ul", *items, tag("li", tag("i", CROSS, class_="no"), "no feasible plan"), class_="legend")
 
 
 def legend_of_profile(board: Board, track: str) -> Markup:
@@ -181,10 +182,10 @@ def _frame(
 def _front(shown: Iterable[Entrant], x: Axis, y: Axis) -> Markup | None:
     """A staircase below which no agent of these lies."""
     best, corners, track = math.inf, [], ""
-    for e in sorted(shown, key=lambda e: (e.plan_seconds, e.mean.mean)):
-        if e.mean.mean < best:
-            best, track = e.mean.mean, e.row.track
-            corners.append((number(x(e.plan_seconds)), number(y(best))))
+    for e in sorted(shown, key=lambda e: (e.row.plan_seconds, e.standing.gap.mean)):
+        if e.standing.gap.mean < best:
+            best, track = e.standing.gap.mean, e.row.track
+            corners.append((number(x(e.row.plan_seconds)), number(y(best))))
     if not corners:
         return None
     path = f"M{corners[0][0]} {corners[0][1]}" + "".join(f"H{a}V{b}" for a, b in corners[1:]) + f"H{RIGHT}"
@@ -193,8 +194,8 @@ def _front(shown: Iterable[Entrant], x: Axis, y: Axis) -> Markup | None:
 
 def _mark(entrant: Entrant, x: Axis, y: Axis) -> Markup:
     """A circle for the search track, a square for the blind one."""
-    across, up = x(entrant.plan_seconds), y(entrant.mean.mean)
-    told = tag("title", f"{entrant.name}: {signed(entrant.mean.mean)}, {duration(entrant.plan_seconds)}")
+    across, up = x(entrant.row.plan_seconds), y(entrant.standing.gap.mean)
+    told = tag("title", f"{entrant.name}: {signed(entrant.standing.gap.mean)}, {duration(entrant.row.plan_seconds)}")
     named = {"class_": f"mark {entrant.row.track}", "data_a": entrant.index}
     if entrant.row.track == "search":
         return tag("circle", told, cx=number(across), cy=number(up), r=5, **named)
@@ -203,10 +204,10 @@ def _mark(entrant: Entrant, x: Axis, y: Axis) -> Markup:
 
 def _labels(shown: Sequence[Entrant], x: Axis, y: Axis) -> list[Markup]:
     """Names beside the marks, best agents first, where they cover neither marks nor each other."""
-    marks = [(x(e.plan_seconds), y(e.mean.mean)) for e in shown]
+    marks = [(x(e.row.plan_seconds), y(e.standing.gap.mean)) for e in shown]
     taken = [(a - 6, b - 6, a + 6, b + 6) for a, b in marks]
     labels = []
-    for e, (a, b) in sorted(zip(shown, marks, strict=True), key=lambda pair: pair[0].mean.mean):
+    for e, (a, b) in sorted(zip(shown, marks, strict=True), key=lambda pair: pair[0].standing.gap.mean):
         name, length = short(e.name, 24), LETTER * min(len(e.name), 24)
         for left, down in ((a + 9, b + 4), (a - 9 - length, b + 4), (a - length / 2, b - 10), (a - length / 2, b + 18)):
             box = (left, down - LINE + 3, left + length, down + 3)
@@ -240,17 +241,18 @@ def _strip_row(entrant: Entrant, top: float, width: float) -> Markup:
     """The name of an agent and its cells, those of a colour as one path."""
     gaps, solved = entrant.gaps.mean(axis=1), entrant.solved()
     side, high = number(max(width - 1, width * 0.8), 2), ROW - 2
-    paths = {}
+    paths: dict[str, str] = {}
     for task, (gap, fine) in enumerate(zip(gaps, solved, strict=True)):
         left = NAMES + task * width
-        paths[f"s{colour_of(gap)}"] = paths.get(f"s{colour_of(gap)}", "") + f"M{number(left)} 0h{side}v{high}h-{side}z"
+        colour = f"s{colour_of(gap)}" if fine else "missed"
+        paths[colour] = paths.get(colour, "") + f"M{number(left)} 0h{side}v{high}h-{side}z"
         if not fine:
             cross = f"M{number(left + width / 2 - 3)} 5l6 6m0-6l-6 6"
             paths["cross"] = paths.get("cross", "") + cross
     return tag(
         "g",
         tag("text", short(entrant.name, 24), class_="name", x=NAMES - 8, y=12, text_anchor="end"),
-        *(void("path", class_=name, d=paths[name]) for name in sorted(paths, reverse=True)),
+        *(void("path", class_=name, d=paths[name]) for name in sorted(paths, key=lambda name: name == "cross")),
         transform=f"translate(0 {number(top)})",
         data_a=entrant.index,
     )

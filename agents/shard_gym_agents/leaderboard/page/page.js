@@ -9,9 +9,13 @@ const bySelector = (where, selector) => [...where.querySelectorAll(selector)];
 const sectionOf = (key) => document.getElementById("suite-" + key);
 const suiteNow = () => suites.find((suite) => suite.key === state.suite) || suites[0];
 
+const aPicture = document.createElement("template");
+aPicture.innerHTML = "<svg></svg>";
+const SVG = aPicture.content.firstChild.namespaceURI;
+
 function make(name, attributes = {}, ...children) {
   const svg = ["svg", "g", "rect", "path", "text", "line"].includes(name);
-  const found = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
+  const found = svg ? document.createElementNS(SVG, name) : document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) found.setAttribute(key, value);
   found.append(...children.filter((child) => child !== null));
   return found;
@@ -65,7 +69,7 @@ function show() {
 
 function showOrder(section) {
   for (const head of bySelector(section, ".ranked th[data-key]")) {
-    const sorted = head.dataset.key === (state.sort || "group");
+    const sorted = head.dataset.key === (state.sort || "rank");
     sorted ? head.setAttribute("aria-sort", state.down ? "descending" : "ascending") : head.removeAttribute("aria-sort");
   }
   for (const body of bySelector(section, ".ranked tbody")) {
@@ -79,7 +83,7 @@ function showOrder(section) {
       words ? value(x).localeCompare(value(y)) : number(x) === number(y) ? 0 : number(x) - number(y);
     const rows = [...body.rows].sort((x, y) => (state.down ? -1 : 1) * compare(x, y) || rank(x) - rank(y));
     body.append(...rows);
-    const grouped = state.sort === "" || state.sort === "group";
+    const grouped = state.sort === "" || state.sort === "rank";
     rows.forEach((row, i) => {
       const starts = i > 0 && row.cells[0].dataset.v !== rows[i - 1].cells[0].dataset.v;
       row.classList.toggle("group-start", grouped && starts);
@@ -116,7 +120,7 @@ function workTables(section) {
   for (const button of bySelector(section, ".ranked thead button")) {
     button.addEventListener("click", () => {
       const key = button.parentNode.dataset.key;
-      const again = key === (state.sort || "group");
+      const again = key === (state.sort || "rank");
       writeAddress({ sort: key, down: again && !state.down });
     });
   }
@@ -164,7 +168,10 @@ function workCards(section) {
       card.querySelector("summary").focus({ preventScroll: true });
     });
   }
-  for (const button of bySelector(section, ".copy")) button.addEventListener("click", () => copy(button.dataset.copy));
+  for (const button of bySelector(section, ".copy")) {
+    const { a } = button.closest("[data-a]").dataset;
+    button.addEventListener("click", () => copy(section.querySelector(`.card[data-a="${a}"] .copy`).dataset.copy));
+  }
 }
 
 async function copy(text) {
@@ -283,24 +290,24 @@ function plansOf(suite, task, pair) {
   const shown = pair.map((agent) => {
     const { name, gaps, missed } = suite.agents[agent];
     const failed = missed.includes(task) ? ", counted as a random plan in some run" : "";
-    return { name, told: `${percent(gaps[task])} over all seeds${failed}`, costs: unpacked(suite, kept.plans[agent], kept.top) };
+    return { name, told: `${percent(gaps[task])} over all seeds${failed}`, costs: unpacked(suite, kept.plans[agent], kept.top, kept.slowest[agent]) };
   });
-  const known = suite.known[task] ? `best known, ${best.toFixed(2)} ms` : `best of this run, ${best.toFixed(2)} ms`;
-  if (kept.best) shown.push({ name: "Best known plan", told: known, costs: unpacked(suite, kept.best, kept.top) });
+  if (kept.best) shown.push({ name: "Best known plan", told: `${best.toFixed(2)} ms`, costs: unpacked(suite, kept.best, kept.top, best) });
   const top = Math.max(kept.bound || 0, ...shown.filter((one) => one.costs).map((one) => Math.max(...one.costs.total)));
   const panels = shown.map((one) => panel(suite, one, top * 1.06 || 1, kept.bound));
-  const absent = kept.best ? null : make("p", {}, `The best known plan is not in this page; its makespan is the ${known}.`);
+  const why = suite.known[task] ? "The best known plan is not in this page; it takes" : "No best known plan is here; that of this run takes";
+  const absent = kept.best ? null : make("p", {}, `${why} ${best.toFixed(2)} ms.`);
   return [make("div", { class: "panels" }, ...panels), legend(suite, kept.bound), absent, numbers(suite, shown)].filter(Boolean);
 }
 
-function unpacked(suite, text, top) {
+function unpacked(suite, text, top, makespan) {
   if (!text) return null;
   const count = suite.devices;
   const level = (i) => (DIGITS.indexOf(text[2 * i]) * 64 + DIGITS.indexOf(text[2 * i + 1])) / 4095;
   const row = (part, scale) => Array.from({ length: count }, (_, device) => level(part * count + device) * scale);
   const parts = suite.parts.map((_, part) => row(part, top));
   const total = parts[0].map((_, device) => parts.reduce((sum, part) => sum + part[device], 0));
-  return { parts, total, memory: row(suite.parts.length, FULLEST) };
+  return { parts, total, makespan, memory: row(suite.parts.length, FULLEST) };
 }
 
 function panel(suite, { name, told, costs }, top, bound) {
@@ -311,7 +318,7 @@ function panel(suite, { name, told, costs }, top, bound) {
   const bar = Math.max(slot * 0.74, Math.min(slot, 1.5));
   const y = (ms) => below - (ms / top) * (below - above);
   const slowest = costs.total.indexOf(Math.max(...costs.total));
-  const label = `${name}: device ${slowest} is the slowest with ${costs.total[slowest].toFixed(2)} ms`;
+  const label = `${name}: device ${slowest} is the slowest with ${costs.makespan.toFixed(2)} ms`;
   const svg = make("svg", { viewBox: `0 0 ${width} 268`, role: "img", "aria-label": label });
   for (const ms of roundNumbers(top)) {
     svg.append(make("path", { class: "grid", d: `M${left} ${y(ms)}H${right}` }));
@@ -337,7 +344,7 @@ function panel(suite, { name, told, costs }, top, bound) {
   svg.append(make("text", { x: right, y: 266, "text-anchor": "end" }, `devices 0 to ${suite.devices - 1}`));
   const over = left + (slowest + 0.5) * slot;
   const anchor = over < left + 60 ? "start" : over > right - 60 ? "end" : "middle";
-  svg.append(make("text", { class: "name", x: over, y: y(costs.total[slowest]) - 5, "text-anchor": anchor }, costs.total[slowest].toFixed(2)));
+  svg.append(make("text", { class: "name", x: over, y: y(costs.total[slowest]) - 5, "text-anchor": anchor }, costs.makespan.toFixed(2)));
   if (bound) svg.append(make("path", { class: "bound", d: `M${left} ${y(bound)}H${right}` }));
   return make("div", {}, ...head, svg);
 }
@@ -363,7 +370,7 @@ function numbers(suite, shown) {
   const tables = shown.filter((one) => one.costs).map(({ name, costs }) => {
     const heads = ["device", ...suite.parts, "total ms", "memory"].map((word) => make("th", { scope: "col" }, word));
     const rows = costs.total.map((total, device) => {
-      const cells = [...costs.parts.map((part) => part[device].toFixed(2)), total.toFixed(2), Math.round(100 * costs.memory[device]) + " %"];
+      const cells = [...costs.parts.map((part) => part[device].toPrecision(3)), total.toPrecision(3), Math.round(100 * costs.memory[device]) + " %"];
       return make("tr", {}, make("th", { scope: "row" }, String(device)), ...cells.map((text) => make("td", {}, text)));
     });
     const table = make("table", {}, make("caption", {}, name), make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows));

@@ -64,7 +64,8 @@ def _task(task: Task, plans: Sequence[Plan | None], board: Board, judge: FastSim
     tops = [float(one.parts.sum(axis=0).max()) for one in found if one is not None]
     top = max(tops, default=1.0) or 1.0
     packed = [None if one is None else one.packed(top) for one in found]
-    return {"top": round(top, 6), "bound": bound, "plans": packed[:-1], "best": packed[-1]}
+    slowest = [None if one is None else _brief(one.parts.sum(axis=0).max()) for one in found]
+    return {"top": _brief(top), "bound": bound, "plans": packed[:-1], "best": packed[-1], "slowest": slowest}
 
 
 def costs(task: Task, plans: Iterable[Plan | None], judge: FastSimulator) -> list[Costs | None]:
@@ -106,7 +107,7 @@ def _parts(latency: Latency, objective: str) -> np.ndarray:
 def _bound(task: Task, judge: FastSimulator) -> float | None:
     """Milliseconds that no plan of the task beats, where a bound is known."""
     try:
-        return float(f"{lower_bound(task, judge, 0.0):.6g}")
+        return _brief(lower_bound(task, judge, 0.0))
     except ShardGymError:
         return None
 
@@ -122,3 +123,8 @@ def planned(board: Board) -> list[np.ndarray]:
                 if latency is not None:
                     makespans[i, t] = latency.makespan(task.objective)
     return list(makespans)
+
+
+def _brief(ms: float) -> float:
+    """A time in few digits."""
+    return float(f"{ms:.6g}")

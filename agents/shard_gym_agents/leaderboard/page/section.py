@@ -10,8 +10,9 @@ from shard_gym_agents.leaderboard.page import charts
 from shard_gym_agents.leaderboard.page.board import TRACKS, Board
 from shard_gym_agents.leaderboard.page.cards import card
 from shard_gym_agents.leaderboard.page.markup import Markup, join, short, tag, void
+from shard_gym_agents.leaderboard.page.matrix import improvements
 from shard_gym_agents.leaderboard.page.plans import drawn, parts_of
-from shard_gym_agents.leaderboard.page.tables import improvements, ranked
+from shard_gym_agents.leaderboard.page.tables import ranked
 
 JUDGES = {
     "analytic": "The judge is a formula: plans score the same everywhere.",
@@ -76,11 +77,19 @@ def _facts(board: Board) -> Markup:
         f"planner {short(board.planner)}",
         f"judge {short(board.judge)}",
     ]
+    if board.planner == board.judge:
+        told[-2:] = [f"planner and judge {short(board.judge)}"]
     isolation = sorted({e.row.watched.isolation for e in board.entrants} - {""})
     badges = [_badge(f"judge: {board.judged_by}", JUDGES.get(board.judged_by, ""), board.judged_by)]
     badges += [_badge(f"isolation: {which}", ISOLATION.get(which, ""), which) for which in isolation]
-    badges.append(_badge("plans scored again", "Every makespan here was computed from its plan.", "full"))
-    return tag("p", " · ".join(told), tag("br"), *badges, class_="facts")
+    badges.append(
+        _badge(
+            "scores from plans",
+            "Every makespan here was computed again from its plan; no agent's claim is read.",
+            "full",
+        )
+    )
+    return join(tag("p", " · ".join(told), class_="facts"), tag("p", *badges, class_="badges"))
 
 
 ISOLATION = {
@@ -113,7 +122,12 @@ def _unable(board: Board) -> Markup | None:
     if not board.unable:
         return None
     items = [tag("li", tag("b", short(row.agent)), ": ", short(row.error or "", 300)) for row in board.unable]
-    return tag("details", tag("summary", f"{len(items)} agents did not run"), tag("ul", *items), class_="unable")
+    return tag(
+        "details",
+        tag("summary", f"{len(items)} of {len(items) + len(board.entrants)} agents did not run"),
+        tag("ul", *items),
+        class_="unable",
+    )
 
 
 def _figure(title: str, about: str, *drawn: Markup | None) -> Markup | None:
@@ -128,11 +142,11 @@ def _charts(board: Board) -> list[Markup | None]:
     for track in TRACKS:
         about = "The share of runs within a gap: higher is better. The first six agents have colours."
         drawn = charts.profile(board, track)
-        found.append(_figure(f"Profile of gaps, {track}", about, drawn, drawn and charts.legend_of_profile(board, track)))
-    about = "A dot is a plan. Above the line the judge finds it slower than the planner told."
-    alike = f"The planner, {short(board.planner)}, is the judge: what agents are told is what counts."
-    figure = _figure("Planner against judge", about, charts.planner_and_judge(board))
-    return [*found, figure or tag("figure", tag("h3", "Planner against judge"), tag("p", alike))]
+        found.append(
+            _figure(f"Profile of gaps, {track}", about, drawn, drawn and charts.legend_of_profile(board, track))
+        )
+    about = "A dot is a plan, its gaps to the best known makespan. Above the line it is slower than its agent was told."
+    return [*found, _figure("Planner against judge", about, charts.planner_and_judge(board))]
 
 
 def _improvements(board: Board) -> Markup | None:
@@ -156,7 +170,11 @@ def _tasks(board: Board) -> Markup:
     strip = tag("div", charts.strip(board), class_="scroll strip-box")
     return join(
         tag("h3", "Tasks"),
-        tag("p", "Each cell is a task, coloured by the gap.", tag("span", " Choose one to see plans.", class_="needs-script")),
+        tag(
+            "p",
+            "Each cell is a task, coloured by the gap.",
+            tag("span", " Choose one to see plans.", class_="needs-script"),
+        ),
         strip,
         charts.legend_of_strip(),
         tag("p", class_="detail strip-detail needs-script", aria_live="polite"),

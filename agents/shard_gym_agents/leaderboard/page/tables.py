@@ -1,4 +1,4 @@
-"""Tables of a suite as HTML: the agents of a track, and who is better than whom."""
+"""Tables of a suite as HTML: the agents of a track and their figures."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shard_gym_agents.leaderboard import statistics
-from shard_gym_agents.leaderboard.page.axes import Axis, duration, gap_axis, gap_names, percent, signed
+from shard_gym_agents.leaderboard.page.axes import Axis, duration, gap_axis, gap_names, interval, percent, signed
 from shard_gym_agents.leaderboard.page.board import TRACKS, Board, Entrant
-from shard_gym_agents.leaderboard.page.cards import card_id, reproduce
+from shard_gym_agents.leaderboard.page.cards import card_id
 from shard_gym_agents.leaderboard.page.markup import Markup, join, number, short, tag, void
-from shard_gym_agents.leaderboard.report import Estimate
+from shard_gym_agents.leaderboard.ranking import Estimate
 
 WHISKER = 150  # pixels of the column that draws intervals
-LONGEST_NOTE = 160  # characters
-SHADES = 5  # of a probability's colour, to either side of even
+LONGEST_NOTE = 100  # characters
 
 
 @dataclass(frozen=True)
@@ -23,54 +21,85 @@ class Column:
     """A column that can be sorted; those that are `extra` are left out on a narrow screen."""
 
     name: str
-    value: Callable[[Entrant], float | str]  # to sort by
+    value: Callable[[Entrant], float | str]  # to sort by; NaN comes last
     cell: Callable[[Entrant], object]
     about: str = ""
     extra: bool = False
     words: bool = False  # text, to the left
 
+    @property
+    def classes(self) -> str | None:
+        """Classes of the column's cells."""
+        return " ".join(["extra"] * self.extra + ["words"] * self.words) or None
 
-COLUMNS = (
-    Column("group", lambda e: e.group, lambda e: e.group, "Agents of a group cannot be told apart."),
+    def key(self, entrant: Entrant) -> str:
+        """What the script sorts by."""
+        value = self.value(entrant)
+        return short(value) if isinstance(value, str) else f"{math.inf if math.isnan(value) else value:.6g}"
+
+
+RANKS = (
+    Column("rank", lambda e: e.standing.rank, lambda e: e.standing.rank, "Agents of a rank cannot be told apart."),
     Column("agent", lambda e: e.row.agent.lower(), lambda e: e.name, words=True),
-    Column("gap", lambda e: e.mean.mean, lambda e: _estimate(e.mean), "Mean gap to the reference plan."),
     Column(
-        "middle gap", lambda e: e.iqm.mean, lambda e: _estimate(e.iqm), "Mean gap of the middle half of all runs.", True
+        "gap", lambda e: e.standing.gap.mean, lambda e: _estimate(e.standing.gap), "Mean gap to the reference plan."
     ),
     Column(
+        "IQM",
+        lambda e: e.standing.iqm.mean,
+        lambda e: signed(e.standing.iqm.mean),
+        "Interquartile mean: the mean gap of the middle half of all runs.",
+        extra=True,
+    ),
+)
+COSTS = (
+    Column(
         "feasible",
-        lambda e: e.row.standing.feasible if e.row.standing else 0.0,
-        lambda e: percent(e.row.standing.feasible if e.row.standing else 0.0, 0),
+        lambda e: e.standing.feasible,
+        lambda e: percent(e.standing.feasible, 0),
         "Share of runs with a plan that can be used, in time.",
     ),
     Column(
         "speedup",
-        lambda e: e.row.standing.speedup.mean if e.row.standing else 0.0,
-        lambda e: f"{e.row.standing.speedup.mean:.2f}" if e.row.standing else "",
+        lambda e: e.standing.speedup.mean,
+        lambda e: f"{e.standing.speedup.mean:.2f}",
         "Over the mean random plan.",
-        True,
+        extra=True,
     ),
     Column(
         "plan time",
-        lambda e: _or_last(e.plan_seconds),
-        lambda e: duration(e.plan_seconds),
-        "Wall-clock time of a plan.",
+        lambda e: e.row.plan_seconds,
+        lambda e: duration(e.row.plan_seconds),
+        "By the wall clock, from the question to the answer; the median.",
     ),
     Column(
         "CPU time",
-        lambda e: _or_last(cpu_seconds(e)),
-        lambda e: duration(cpu_seconds(e)),
-        "Processor time of a plan.",
-        True,
+        lambda e: e.row.cpu_seconds,
+        lambda e: duration(e.row.cpu_seconds),
+        "Of the same plans; the median.",
+        extra=True,
     ),
     Column("seeds", lambda e: e.row.seeds, lambda e: e.row.seeds, extra=True),
 )
 
 
-def cpu_seconds(entrant: Entrant) -> float:
-    """CPU seconds a plan; NaN where nobody looked."""
-    seen = entrant.row.watched
-    return seen.cpu / seen.runs if seen.runs else math.nan
+def columns(shown: Sequence[Entrant]) -> list[Column]:
+    """The columns of a table; gaps in other budgets have one each."""
+    budgets = sorted({budget for e in shown for budget in e.row.gap_at})
+    costs = [column for column in COSTS if any(column.key(e) != "inf" for e in shown)]  # not all are known of old runs
+    return [*RANKS, *map(_at, budgets), *costs]
+
+
+def _at(budget: float) -> Column:
+    """The mean gap of agents that were given so many seconds a task."""
+
+    def gap(entrant: Entrant) -> float:
+        found = entrant.row.gap_at.get(budget)
+        return math.nan if found is None else found.mean
+
+    name = f"at {duration(budget)}"
+    about = f"Mean gap with a budget of {duration(budget)} a task."
+    return Column(name, gap, lambda e: "-" if math.isnan(gap(e)) else signed(gap(e)), about, extra=True)
 
 
 def ranked(board: Board, track: str) -> Markup | None:
@@ -78,55 +107,50 @@ def ranked(board: Board, track: str) -> Markup | None:
     shown = board.of_track(track)
     if not shown:
         return None
-    low = min(e.mean.low for e in board.entrants)
-    high = max(e.mean.high for e in board.entrants)
-    axis = gap_axis(low, high, 4, WHISKER - 4)
+    axis = gap_axis(min(e.standing.gap.low for e in shown), max(e.standing.gap.high for e in shown), 4, WHISKER - 4)
     title = tag("caption", tag("b", f"{track.capitalize()} track"), f" {TRACKS[track]}")
-    body = [_row(board, entrant, axis) for entrant in shown]
-    table = tag("table", title, tag("thead", _heads(axis)), tag("tbody", *body), class_="ranked", data_track=track)
+    found = columns(shown)
+    body = [_row(board, entrant, found, axis) for entrant in shown]
+    table = tag(
+        "table", title, tag("thead", _heads(found, axis)), tag("tbody", *body), class_="ranked", data_track=track
+    )
     return tag("div", table, class_="scroll")
 
 
-def _heads(axis: Axis) -> Markup:
+def _heads(found: Sequence[Column], axis: Axis) -> Markup:
     heads = []
-    for column in COLUMNS:
+    for column in found:
         button = tag("button", column.name, type="button", title=column.about or None)
-        classes = " ".join(c for c in ("extra" * column.extra, "words" * column.words) if c)
-        heads.append(tag("th", button, scope="col", data_key=column.name, class_=classes or None))
+        heads.append(tag("th", button, scope="col", data_key=column.name, class_=column.classes))
         if column.name == "gap":
             heads.append(tag("th", _scale(axis), scope="col", class_="whisker"))
-    return tag("tr", *heads, tag("th", tag("span", "notes", class_="quiet"), scope="col", class_="words"))
+    return tag("tr", *heads, tag("th", tag("span", "command", class_="hidden-words"), scope="col", class_="command"))
 
 
-def _row(board: Board, entrant: Entrant, axis: Axis) -> Markup:
+def _row(board: Board, entrant: Entrant, found: Sequence[Column], axis: Axis) -> Markup:
     cells = []
-    for column in COLUMNS:
-        classes = " ".join(c for c in ("extra" * column.extra, "words" * column.words) if c) or None
-        value = column.value(entrant)
-        key = f"{value:.6g}" if isinstance(value, float) else short(str(value))
+    for column in found:
+        told = {"data_v": column.key(entrant), "class_": column.classes}
         if column.name == "agent":
             link = tag("a", column.cell(entrant), href="#" + card_id(board, entrant))
-            cells.append(tag("th", link, scope="row", data_v=key, class_=classes))
+            cells.append(tag("th", link, _note(entrant), scope="row", **told))
         else:
-            cells.append(tag("td", column.cell(entrant), data_v=key, class_=classes))
+            cells.append(tag("td", column.cell(entrant), **told))
         if column.name == "gap":
-            cells.append(tag("td", _whisker(entrant.mean, axis), class_="whisker"))
+            cells.append(tag("td", _whisker(entrant.standing.gap, axis), class_="whisker"))
+    about = f"Reproduce the row of {entrant.name}: copy its command"
+    copy = tag("button", "Reproduce", type="button", class_="copy", aria_label=about)
+    return tag("tr", *cells, tag("td", copy, class_="command"), data_a=entrant.index)
+
+
+def _note(entrant: Entrant) -> Markup | None:
+    """What went wrong, or is odd, in a few words below the name; the card has all of them."""
     told = "; ".join(filter(None, (entrant.row.error, entrant.row.note)))
-    note = tag("span", short(told, LONGEST_NOTE), class_="note") if told else None
-    copy = tag(
-        "button",
-        "Reproduce",
-        type="button",
-        class_="copy",
-        data_copy=reproduce(board, entrant),
-        aria_label=f"Copy the command that makes the row of {entrant.name} again",
-    )
-    return tag("tr", *cells, tag("td", note, copy, class_="words notes"), data_a=entrant.index)
+    return tag("span", short(told, LONGEST_NOTE), class_="note") if told else None
 
 
 def _estimate(found: Estimate) -> Markup:
-    interval = f"{100 * found.low:.1f} to {100 * found.high:.1f}".replace("-", "\N{MINUS SIGN}")
-    return join(tag("b", signed(found.mean)), " ", tag("span", interval, class_="quiet"))
+    return join(tag("b", signed(found.mean)), " ", tag("span", interval(found.low, found.high), class_="quiet"))
 
 
 def _whisker(found: Estimate, axis: Axis) -> Markup:
@@ -138,62 +162,11 @@ def _whisker(found: Estimate, axis: Axis) -> Markup:
 
 def _scale(axis: Axis) -> Markup:
     """Names above the intervals."""
-    names = [
-        tag("text", percent(g), x=number(axis(g)), y=11, text_anchor="start" if axis(g) < 12 else "middle")
-        for g in gap_names(axis)
-    ]
+    names = [tag("text", percent(g), x=number(axis(g)), y=11, text_anchor=_side(axis(g))) for g in gap_names(axis)]
     label = "mean gap with its 95 % interval"
     return tag("svg", *names, viewBox=f"0 0 {WHISKER} 16", role="img", aria_label=label)
 
 
-def _or_last(value: float) -> float:
-    return math.inf if math.isnan(value) else value
-
-
-def improvements(board: Board, track: str) -> Markup | None:
-    """How probably the agent of a row gives a better plan than that of a column, in percent."""
-    shown = board.of_track(track)
-    if len(shown) < 2:
-        return None
-    numbers = [tag("th", tag("abbr", i, title=e.name), scope="col") for i, e in enumerate(shown, 1)]
-    head = tag("tr", tag("th", "better than", scope="col", class_="words"), *numbers)
-    found = _pairs(shown)
-    rows = [
-        tag(
-            "tr",
-            tag("th", f"{i + 1} {e.name}", scope="row", class_="words"),
-            *(_chance(found.get((i, j))) for j in range(len(shown))),
-            data_a=e.index,
-        )
-        for i, e in enumerate(shown)
-    ]
-    title = tag("caption", tag("b", f"{track.capitalize()} track"))
-    table = tag("table", title, tag("thead", head), tag("tbody", *rows), class_="matrix", data_track=track)
-    return tag("div", table, class_="scroll")
-
-
-Chance = tuple[float, float, float]  # with its interval
-
-
-def _pairs(shown: Sequence[Entrant]) -> dict[tuple[int, int], Chance]:
-    """The probability of every ordered pair; that of the other order is what is left of 1."""
-    found: dict[tuple[int, int], Chance] = {}
-    for i, one in enumerate(shown):
-        for j in range(i + 1, len(shown)):
-            other = shown[j].gaps
-            chance = statistics.improvement(one.gaps, other)
-            low, high = statistics.improvement_interval(one.gaps, other)
-            found[i, j] = chance, low, high
-            found[j, i] = 1 - chance, 1 - high, 1 - low
-    return found
-
-
-def _chance(found: Chance | None) -> Markup:
-    """A cell: bold where its interval leaves out an even chance."""
-    if found is None:
-        return tag("td", "·", class_="self")
-    chance, low, high = (round(100 * value) for value in found)
-    shade = round((found[0] - 0.5) * 2 * SHADES)
-    side = "same" if shade == 0 else f"up{shade}" if shade > 0 else f"down{-shade}"
-    sure = " sure" if low > 50 or high < 50 else ""
-    return tag("td", chance, class_=side + sure, data_i=f"{low} to {high}")
+def _side(pixel: float) -> str:
+    """The side of a name that stays where its value is, so that the name stays inside."""
+    return "start" if pixel < 12 else "end" if pixel > WHISKER - 16 else "middle"

@@ -1,21 +1,43 @@
-"""Random plans of tasks of all kinds of sharding, many at once: what their frozen references are made of.
+"""Mean makespans of random plans, which speedups are over; and random plans over all kinds of sharding.
 
-Tables are whole, each on a random device, its rows in a random one of the places they may live in, as far as there is
-room; the largest come first. A table larger than a device, or than what is left of any device in all of these plans,
-lies by rows on all of them. Copies and pieces are left out: a random plan with copies of large tables is many times
-slower than any that is meant to be good.
+Of all kinds tables are whole, each on a random device, its rows in a random one of the places they may live in, as far
+as there is room; the largest come first. A table larger than a device, or than what is left of any device in all of
+these plans, lies by rows on all of them. Copies and pieces are left out: a random plan with copies of large tables is
+many times slower than any that is meant to be good.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from shard_gym.errors import InfeasibleTask
+from shard_gym.errors import InfeasibleTask, SimulatorError
 from shard_gym.memory.usage import table_bytes
-from shard_gym.plan.forms import ALL, DEVICE, Forms
+from shard_gym.plan.forms import ALL, DEVICE, Forms, beyond_columns
+from shard_gym.plan.random_plans import random_placements
 from shard_gym.plan.violations import rooms
-from shard_gym.simulators import FastSimulator
+from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.task.task import Task
+
+REFERENCE_PLANS, PLANS_OF_KINDS = 1_000, 100  # of a frozen reference
+
+
+def random_makespan(task: Task, simulator: Simulator, rng: np.random.Generator) -> float:
+    """Mean makespan of random plans of a task, ms.
+
+    Tasks that no known plan solves without splits take uniform placements, full devices or not.
+    """
+    if beyond_columns(task):
+        if not isinstance(simulator, FastSimulator):
+            raise SimulatorError(f"{simulator.id} measures plans of whole tables only")
+        return float(random_makespans(task, simulator, PLANS_OF_KINDS, rng).mean())
+    makespans = []
+    for _ in range(10):  # in parts, to bound memory at 1000 x 128
+        try:
+            placements = random_placements(task, REFERENCE_PLANS // 10, rng)
+        except InfeasibleTask:
+            placements = rng.integers(task.num_devices, size=(REFERENCE_PLANS // 10, task.num_tables))
+        makespans.append(simulator.latency(task, placements).makespan(task.objective))
+    return float(np.concatenate(makespans).mean())
 
 
 def random_makespans(task: Task, simulator: FastSimulator, count: int, rng: np.random.Generator) -> np.ndarray:

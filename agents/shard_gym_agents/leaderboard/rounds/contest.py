@@ -1,0 +1,84 @@
+"""The runs of a round: agents in the arena, and the host's own plans, which gaps are to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shard_gym.records.files import write_whole
+from shard_gym.task.task import Task
+from shard_gym_agents.leaderboard.arena.host import Nursery
+from shard_gym_agents.leaderboard.arena.job import Job
+from shard_gym_agents.leaderboard.arena.rules import Rules
+from shard_gym_agents.leaderboard.kept import partial_path
+from shard_gym_agents.leaderboard.rounds.folder import Round
+from shard_gym_agents.leaderboard.runs import Arena, Judged, describe_agents, run_jobs
+
+HOST = ("cost-greedy", "auto")  # whose better plan is the reference of a task
+ABSENT = ("missing", "unknown")  # what an agent is told to lack, in its description
+TASKS = "tasks.jsonl"  # in the folder of unfinished runs, while agents run
+
+
+@dataclass(frozen=True)
+class Played:
+    """The runs of some agents, each job's in the order of the tasks."""
+
+    runs: Mapping[Job, list[Judged]]
+    unable: Mapping[str, str]  # agents that could not run, and why
+    complete: bool
+    isolation: str
+    kept: Sequence[Path]  # files of unfinished runs, to be removed when nobody needs them
+
+
+def jobs_of(found: Round, agents: Sequence[str], tasks: Path) -> list[Job]:
+    """The jobs of the host, then those of the agents."""
+    common = {"planner": found.planner, "judge": found.judge, "tasks": str(tasks), "suite": found.suite}
+    limit = max(found.time_limit, 2 * found.reference_budget)
+    host = [Job(agent=name, seed=0, budget=found.reference_budget, time_limit=limit, **common) for name in HOST]
+    told = {"budget": found.budget, "time_limit": found.time_limit}
+    return host + [Job(agent=agent, seed=seed, **told, **common) for agent in agents for seed in range(found.seeds)]
+
+
+def play(jobs: Sequence[Job], rules: Rules, partial: Path, workers: int, users: Sequence[str] = ()) -> Played:
+    """Let agents plan; runs that an earlier command finished are taken from the folder. `users` are theirs."""
+    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # workers inherit it
+    partial.mkdir(parents=True, exist_ok=True)
+    nursery = Nursery(rules, dict.fromkeys(job.agent for job in jobs), jobs)
+    arena = Arena(nursery, partial, agents=tuple(users))
+    try:
+        about = _described(jobs, arena, workers)
+        unable = {job.agent: str(told[key]) for job, told in about.items() for key in ABSENT if key in told}
+        able = {job: told for job, told in about.items() if job.agent not in unable and not (job.seed and _once(told))}
+        runs, complete = run_jobs(able, arena, workers)
+    finally:
+        arena.stop()
+        nursery.close()
+    kept = [partial_path(job, told, partial) for job, told in able.items()]
+    return Played(runs, unable, complete, nursery.isolation, kept)
+
+
+@contextmanager
+def handed_out(tasks: Sequence[Task], partial: Path) -> Iterator[Path]:
+    """A file of the tasks for those who fork agents, gone at the end; agents behind walls do not see it."""
+    path = partial / TASKS
+    write_whole(path, "".join(task.to_json() + "\n" for task in tasks), mode=0o600)
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _described(jobs: Sequence[Job], arena: Arena, workers: int) -> dict[Job, dict[str, Any]]:
+    """The description that each job's agent gives of itself, asked with the first seed."""
+    first = {(job.agent, job.budget): job for job in reversed(jobs)}
+    told = describe_agents(first.values(), arena, workers)
+    return {job: told[first[job.agent, job.budget]] for job in jobs}
+
+
+def _once(told: dict[str, Any]) -> bool:
+    """True if more seeds would change nothing."""
+    return bool(told.get("deterministic")) or "error" in told
