@@ -305,11 +305,11 @@ def combined(m: Measurements, lowest: int = 3) -> Measurements:
         means[i] = runs[np.argsort(runs.sum(axis=1))[:lowest]].mean(axis=0)
         spreads[i] = m.run_ms[visits].min(axis=1).std(axis=0, ddof=1) if len(visits) > 1 else np.nan
     spreads = np.where(np.isnan(spreads), np.nanmax(spreads / means, initial=0.0) * means, spreads)
-    columns = {"forward_ms": means[:, 0], "backward_ms": means[:, 1]}
+    columns: dict[str, Any] = {"forward_ms": means[:, 0], "backward_ms": means[:, 1]}
     columns |= {"forward_spread": spreads[:, 0], "backward_spread": spreads[:, 1]}
-    unknown = {name: np.full(len(once), value) for name, value in UNKNOWN.items()}
+    columns |= {name: np.full(len(once), value) for name, value in UNKNOWN.items()}
     card = m.card | {"combined": {"lowest": lowest, "visits": max(map(len, found.values()))}}
-    return replace(once, card=card, run_ms=np.zeros(0), **columns, **unknown)
+    return replace(once, card=card, run_ms=np.zeros(0), **columns)
 
 
 def pace(m: Measurements, reference: Measurements) -> float:
