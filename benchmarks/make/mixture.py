@@ -26,8 +26,7 @@ from shard_gym.measuring.shards import ALL_DIMS, SUITE_DIMS, WIDE_DIMS, Drawn
 from shard_gym.plan.plan import Plan
 from shard_gym.records import commands
 from shard_gym.records.files import read_json, write_whole
-from shard_gym.simulators import FastSimulator, single_costs
-from shard_gym.simulators.base import plan_latency
+from shard_gym.simulators import FastSimulator
 from shard_gym.task.task import Task
 from shard_gym_agents import make
 
@@ -41,7 +40,6 @@ SORTS = {"random": 0.24, "single": 0.06, "few": 0.12, "pieces": 0.24, "plans": 0
 OF_TESTS = {"random": 0.12, "single": 0.04, "few": 0.08, "pieces": 0.14, "plans": 0.62}
 ROOM = 3.4e9  # bytes of a table: the default arena of a CPU holds it
 LEAST_POOLING = 10.0  # ids a sample of a shard, but of single tables
-HALVINGS = 8
 DEVICES = 3  # of each plan that are measured; of the test's all are
 
 
@@ -125,20 +123,8 @@ class Mixture:
     def _planned(self, task: Task, seed: int) -> Iterator[tuple[str, Plan]]:
         yield "random", make("random", seed=seed)(task, self.planner)
         yield "cost-greedy", make("cost-greedy")(task, self.planner)
-        yield "ladder", ladder(task, self.planner)
+        yield "ladder", make("ladder")(task, self.planner)
         yield "local-search", make("local-search", seed=seed, budget=self.budget)(task, self.planner)
-
-
-def ladder(task: Task, planner: FastSimulator) -> Plan:
-    """Cost-greedy's plan after 0 to 8 halvings of the costliest piece, the best by prediction."""
-    plans, splits = [], ()
-    for _ in range(1 + HALVINGS):
-        cut = task.split(splits)
-        device = make("cost-greedy")(cut, planner).device
-        plans.append((plan_latency(planner, cut, Plan(device)).makespan("kernel"), Plan(device, splits)))
-        costs = np.where(cut.tables.dim % 8, -1.0, single_costs(planner, cut))
-        splits = (*splits, int(costs.argmax()))
-    return min(plans, key=lambda found: found[0])[1]
 
 
 def _turns() -> Iterator[tuple[int, int, tuple[int, ...]]]:
