@@ -12,6 +12,7 @@ import json
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from shard_gym.plan.plan import Plan
 from shard_gym.records import commands
 from shard_gym.records.files import read_json, write_whole
 from shard_gym.simulators import FastSimulator
+from shard_gym.tables.pool import TablePool
 from shard_gym.task.task import Task
 from shard_gym_agents import make
 
@@ -73,22 +75,21 @@ class Mixture:
         shards = [source.shard(i) for i in range(count)]
         return Measurements.unmeasured(pool, [(s.table, s.dim) for s in shards], "random")
 
-    def _single(self, pool: object, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def _single(self, pool: TablePool, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         return self._tables(pool, rng, 1, 0.25, WIDE_DIMS, 0.5)
 
-    def _few(self, pool: object, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def _few(self, pool: TablePool, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         return self._tables(pool, rng, int(rng.integers(2, 7)), 0.0, WIDE_DIMS, LEAST_POOLING)
 
-    def _pieces(self, pool: object, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Mostly few tables, the much looked up ones first among those that are cut."""
+    def _pieces(self, pool: TablePool, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Mostly few tables; none, some or most of them are blocks of rows."""
         count = int(rng.integers(2, 7) if rng.random() < 0.6 else rng.integers(7, 17))
         return self._tables(pool, rng, count, float(rng.choice([0.0, 0.3, 0.7])), ALL_DIMS, LEAST_POOLING)
 
     def _tables(
-        self, pool: object, rng: np.random.Generator, count: int, cut: float, dims: Sequence[int], least: float
+        self, pool: TablePool, rng: np.random.Generator, count: int, cut: float, dims: Sequence[int], least: float
     ) -> tuple[np.ndarray, np.ndarray]:
         """Different tables, each a block of its rows with probability `cut`, half of them weighted by their lookups."""
-        assert hasattr(pool, "pooling") and hasattr(pool, "rows")
         whole = len(pool.pooling) // len(CUTS)
         weight = np.sqrt(pool.pooling[:whole].astype(np.float64))
         while True:
@@ -104,7 +105,7 @@ class Mixture:
     def _plans(self, pool: str, count: int, rng: np.random.Generator) -> Measurements:
         """Shards of plans, a task of each shape in turn; of a test's plan all devices."""
         found: dict[tuple[tuple[int, ...], tuple[int, ...]], None] = {}
-        for tables, devices, dims in _turns():
+        for tables, devices, dims in cycle(SHAPES):
             if len(found) >= count:
                 break
             picked = rng.choice(len(pool_named(pool)), tables, replace=False)
@@ -125,11 +126,6 @@ class Mixture:
         yield "cost-greedy", make("cost-greedy")(task, self.planner)
         yield "ladder", make("ladder")(task, self.planner)
         yield "local-search", make("local-search", seed=seed, budget=self.budget)(task, self.planner)
-
-
-def _turns() -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    while True:
-        yield from SHAPES
 
 
 def _task(pool: str, picked: np.ndarray, dim: np.ndarray, devices: int) -> Task:
