@@ -31,11 +31,14 @@ from shard_gym.simulators.networks import (
     ARCHITECTURES,
     HIGHEST,
     LOWEST_FACTOR,
+    MOST_DEVIATIONS,
     ROOT_OFFSET,
     WEIGHT_GRAIN,
+    Loads,
     Ours,
-    Published,
     Weights,
+    inputs_of,
+    is_ours,
     links_of,
     on_grid,
 )
@@ -164,6 +167,32 @@ class PublishedNet(nn.Module):
         return out
 
 
+class LoadsNet(PublishedNet):
+    """Networks of loads, see `networks.Loads`."""
+
+    def __init__(self, shards: Shards) -> None:
+        super().__init__(shards, Loads.heads)
+        self.relative = True
+        found = features.physics(shards.tables, shards.batch, shards.caches)
+        used = np.bincount(shards.row, minlength=len(found.unit)) > 0
+        deviation = found.inputs[used].std(axis=0)
+        self.mean, self.scale = found.inputs[used].mean(axis=0), 1 / np.where(deviation > 0, deviation, 1)
+        self.inputs = tensor(((found.inputs - self.mean) * self.scale).clip(-MOST_DEVIATIONS, MOST_DEVIATIONS))
+        self.unit = tensor(found.unit * 1e-3)
+        self.table0 = Layer(1, found.inputs.shape[1], 128)
+        with torch.no_grad():  # loads of half the first guess, and costs that grow with them
+            self.table1.bias.fill_(0.5)
+            for head, part in zip(self.head.values(), shards.times.sum(axis=0) / shards.times.sum(), strict=True):
+                head.first.weight.abs_()
+                head.first.bias.fill_(0.0)
+                head.last.weight.abs_().mul_(float(part) * 0.18)
+                head.last.bias.fill_(0.1)
+
+    def embed(self, rows: Tensor) -> Tensor:
+        """Loads of tables, (n,) -> (1, n, 32)."""
+        return F.relu(super().embed(rows)) * self.unit[rows][:, None]
+
+
 class OurNet(nn.Module):
     """Our networks, see `networks.Ours`; positive weights are kept as the softplus of what is fitted."""
 
@@ -270,10 +299,7 @@ def fit(
     # the order of sums, and so the result, must not depend on the machine; nor may a fit disturb its caller
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = ARCHITECTURES[architecture]
-        ours = isinstance(made, type)
-        relative = architecture == RELATIVE
-        net: Net = OurNet(shards, architecture) if ours else PublishedNet(shards, made, without, relative)
+        net = net_of(architecture, shards, without)
         held = _held_out(shards, net.members, seed)
         effort = settings or effort_of(architecture)
         epochs = _train(net, shards, held, effort, seed, tell)
@@ -281,7 +307,7 @@ def fit(
     tensors = net.export() | {"ranges": bounds(shards.tables), "sigma": np.array(found.pop("sigma"))}
     card = {
         "architecture": architecture,
-        "features": list(made.inputs if ours else Published.inputs),
+        "features": list(inputs_of(architecture)),
         "without": without,
         "batch": shards.batch,
         "shards": len(shards),
@@ -297,12 +323,20 @@ def fit(
     return Weights(tensors, card)
 
 
+def net_of(architecture: str, shards: Shards, without: str = "") -> Net:
+    """A network that has learned nothing yet, for these shards."""
+    if is_ours(architecture):
+        return OurNet(shards, architecture)
+    if ARCHITECTURES[architecture] is Loads:
+        return LoadsNet(shards)
+    return PublishedNet(shards, ARCHITECTURES[architecture], without, architecture == RELATIVE)
+
+
 def effort_of(architecture: str) -> Fitting:
     """The effort that an architecture is fitted with unless told."""
-    made = ARCHITECTURES[architecture]
-    if not isinstance(made, type):
-        return TO_RELATIVE if architecture == RELATIVE else PUBLISHED
-    return OURS if made is Ours else PHYSICS
+    if is_ours(architecture):
+        return OURS if ARCHITECTURES[architecture] is Ours else PHYSICS
+    return TO_RELATIVE if architecture in (RELATIVE, "loads") else PUBLISHED
 
 
 @dataclass

@@ -119,6 +119,7 @@ def json_row(row: Row) -> dict[str, Any]:
     """The row for machines; what is not known is null."""
     s = row.standing
     figures = {
+        "rank": s and s.rank,
         "feasible": s and s.feasible,
         "latency_ms": s and s.makespan.mean,
         "gap": s and s.gap.mean,
