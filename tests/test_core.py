@@ -25,7 +25,7 @@ from shard_gym_agents.solvers.greedy import COSTS, CostGreedy, Greedy
 from tests.cost_model_helpers import draw_task
 
 ROOT = Path(__file__).parents[1]
-IDS = ("learned:cpu-v1", "learned:cpu-judge-v1", "roofline:rtx2080ti-x4-v1", "roofline:h100-v2")
+IDS = ("learned:cpu-v1", "learned:cpu-v2", "learned:cpu-judge-v1", "roofline:rtx2080ti-x4-v1", "roofline:h100-v2")
 built = pytest.mark.skipif(core.load("") is None, reason="no compiled core here")
 
 

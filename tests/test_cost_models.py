@@ -7,11 +7,20 @@ import torch
 
 from shard_gym.errors import CorruptFile, InvalidPool, UnknownName
 from shard_gym.measuring import predictors
-from shard_gym.measuring.fit import Fitting, OurNet, PublishedNet, fit, main
+from shard_gym.measuring.fit import Fitting, fit, main, net_of
 from shard_gym.measuring.measurements import Measurements
 from shard_gym.simulators import features
 from shard_gym.simulators.learned import Learned
-from shard_gym.simulators.networks import ARCHITECTURES, WEIGHT_GRAIN, Published, Weights, make_network, on_grid
+from shard_gym.simulators.networks import (
+    ARCHITECTURES,
+    WEIGHT_GRAIN,
+    Published,
+    Weights,
+    inputs_of,
+    is_ours,
+    make_network,
+    on_grid,
+)
 from shard_gym.tables.pool import make_pool
 from shard_gym.tables.traces import trace
 from tests.cost_model_helpers import BATCH, made_up
@@ -76,8 +85,7 @@ def test_numpy_and_torch_agree(architecture, measured):
     """Before any fit and with float32 sums; what remains is the rounding of weights and activations."""
     torch.manual_seed(0)
     shards = predictors.shards_of(measured)
-    made = ARCHITECTURES[architecture]
-    net = OurNet(shards, architecture) if isinstance(made, type) else PublishedNet(shards, made)
+    net = net_of(architecture, shards)
     rows = torch.from_numpy(shards.row)
     owner = torch.from_numpy(shards.shard)
     with torch.no_grad():
@@ -85,14 +93,14 @@ def test_numpy_and_torch_agree(architecture, measured):
         sums = torch.zeros(tables.shape[0], len(shards), tables.shape[2]).index_add(1, owner, tables)
         members = net.decode(sums).numpy()
         expected = members.mean(axis=0).T
-        if not isinstance(made, type):
+        if not is_ours(architecture):
             expected = np.maximum(expected, 0)
-    card = {"architecture": architecture, "features": list(make_inputs(architecture))}
+    card = {"architecture": architecture, "features": list(inputs_of(architecture))}
     known = {"ranges": predictors.bounds(shards.tables), "sigma": np.array(0.1)}
     network = make_network(Weights(net.export() | known, card))
     found = network.decode(shards.sums(on_grid(network.embed(shards.tables, BATCH))))
     assert found[:2] == pytest.approx(expected, rel=2e-3, abs=2e-3)
-    if isinstance(made, type):
+    if is_ours(architecture):
         whole = members.sum(axis=-1)
         assert found[2] == pytest.approx(abs(whole - whole.mean(axis=0)).mean(axis=0) * 1.2533, rel=0.02, abs=1e-3)
     if architecture == "dreamshard":
@@ -100,11 +108,6 @@ def test_numpy_and_torch_agree(architecture, measured):
         with torch.no_grad():
             overall = net.cost("overall", plans.amax(dim=1)[None])[0].numpy()
         assert network.overall(on_grid(plans.numpy().astype(float))) == pytest.approx(overall, abs=2e-3)
-
-
-def make_inputs(architecture: str) -> tuple[str, ...]:
-    made = ARCHITECTURES[architecture]
-    return made.inputs if isinstance(made, type) else Published.inputs
 
 
 def test_weights_lie_on_their_grid(fitted):

@@ -1,6 +1,5 @@
 """The page of kills tells what it should: of a command that goes on, and of ones that lose, leave or double."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,7 @@ from shard_gym.errors import SimulatorError
 LINES = 8
 HEAD = """
 import subprocess, sys, time
-from pathlib import Path
 
-folder = Path(sys.argv[1])
 rows = folder / "rows"
 
 def append(i):
@@ -41,10 +38,10 @@ def lines(folder):
 
 
 def subject(body):
-    return Subject("rows", lambda folder: [sys.executable, "-c", HEAD + body, str(folder)], lines, lines)
+    return Subject("rows", lambda folder: exec(HEAD + body, {"folder": folder}), lines, lines)
 
 
-needs_linux = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs Linux")
+needs_linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
 
 
 @needs_linux

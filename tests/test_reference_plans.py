@@ -15,7 +15,7 @@ from shard_gym_agents import make
 from shard_gym_agents.leaderboard.references import load_best, references
 
 BANK = Path(suites.__file__).parents[1] / "data" / "banks.npz"
-TASKS = 3
+TASKS, EFFORT = 3, {"calls": 300}
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def few(tmp_path):
 
 
 def test_the_better_plan_by_the_planner_is_kept_and_what_the_judge_says_frozen(few, tmp_path):
-    path = reference_plans.search(few, 0.02, 1, tmp_path)
+    path = reference_plans.search(few, EFFORT, 1, tmp_path)
     planner, judge, tasks = simulators.make(few.planner), simulators.make(few.judge), few.tasks("test")
     known = load_best(path, few.planner, tasks)
     for task in tasks:
@@ -37,7 +37,7 @@ def test_the_better_plan_by_the_planner_is_kept_and_what_the_judge_says_frozen(f
     worth = reference_plans.freeze(few, path, tmp_path)
     assert worth == pytest.approx([score(t, reference_plans.plan_of(known[t.hash]), judge).makespan for t in tasks])
     before = path.read_bytes()
-    assert reference_plans.search(few, 0.02, 1, tmp_path).read_bytes() == before  # nothing is missing
+    assert reference_plans.search(few, EFFORT, 1, tmp_path).read_bytes() == before  # nothing is missing
     found = references(few, "test", TASKS, few.judge, tmp_path)
     assert found.gap_to == FROZEN_PLAN and found.best.tolist() == worth.tolist()
     assert references(few, "test", TASKS, few.planner, tmp_path).gap_to != FROZEN_PLAN  # by another judge
@@ -54,7 +54,17 @@ def test_a_suite_without_frozen_plans_says_so(few):
 class Options:
     """What the command line tells."""
 
-    budget, workers = 0.01, 1
+    budget, calls, workers = 0.01, 0, 1
 
     def __init__(self, suite):
         self.suite = suite
+
+
+@pytest.mark.parametrize("key", [s.key for s in suites.SUITES.values() if s.gap_to == FROZEN_PLAN])
+def test_frozen_makespans_are_those_of_the_plans_that_are_kept(key):
+    suite = suites.get(key)
+    tasks, judge = suite.tasks("test")[:4], simulators.make(suite.judge)
+    known = load_best(reference_plans.FOLDER / f"{key}.json", suite.planner, tasks)  # scores them by the planner
+    assert len(known) == suite.num_tasks("test")
+    worth = [score(task, reference_plans.plan_of(known[task.hash]), judge).makespan for task in tasks]
+    assert suite.reference_makespans()[:4] == pytest.approx(worth, rel=1e-9)

@@ -245,5 +245,5 @@ def check_suite(suite, observation, reward):
     assert (judged.makespan, judged.feasible) == (info["makespan"], info["feasible"])
     if reward != "balance" and info["feasible"]:
         worst = env._state.episode.prepared.worst
-        reference = suite.random_makespans("train")[env.bank.tasks.index(task)]
+        reference = suite.random_makespans("train", suite.planner)[env.bank.tasks.index(task)]
         assert sum(rewards) == pytest.approx(-min(info["makespan"], worst) / reference)

@@ -52,8 +52,7 @@ def test_small_shards_have_a_pace_of_their_own():
     ms = np.exp(np.linspace(0, 4, 240))
     reference = visits(ms[:, None, None])
     slow = visits((1.2 * ms**0.9)[:, None, None])
-    level, slope = pace_by_size(slow, reference)
-    found = at_pace(slow, np.exp(level + slope * np.log(slow.total_ms)))
+    found = at_pace(slow, pace_by_size(slow, reference))
     assert found.total_ms == pytest.approx(reference.total_ms, rel=1e-3)
     assert found.run_ms[:, 0].sum(axis=-1) == pytest.approx(reference.total_ms, rel=1e-3)
     with pytest.raises(InvalidPool, match="needs 200"):

@@ -1,47 +1,104 @@
 """Write how far judges are from measured plans: `python -m benchmarks.judge_errors`
 
-Reads the committed measurements of whole plans and writes the file that resolutions of suites are told from. The fit
-of a published id never changes; its error is known better as more plans are measured.
+Reads the committed measurements of whole plans and writes the file that resolutions of suites are told from: plans that
+split nothing, measured in three runs, and plans of mixtures, whose devices were visited three times. The fit of a
+published id never changes; its error is known better as more plans are measured.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import warnings
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from benchmarks.fidelity_v2 import TREND, as_measured
+
 import shard_gym_agents
 from benchmarks.measured import Hardware
 from shard_gym import simulators
+from shard_gym.errors import SettingsIgnored
 from shard_gym.measuring import chosen
+from shard_gym.measuring.drift import detrended
+from shard_gym.measuring.measurements import Measurements, combined, groups, pace_by_size
+from shard_gym.measuring.predictors import by_simulator, predicted_by, shards_of
 from shard_gym.records import commands
-from shard_gym.records.files import write_whole
-from shard_gym_agents.leaderboard.resolution import FILE, judge_error
+from shard_gym.records.files import read_json, write_whole
+from shard_gym.simulators import FastSimulator
+from shard_gym_agents.leaderboard.resolution import FILE, JudgeError, judge_error
+from shard_gym_agents.solvers.solver import require_fast
 
 PATH = Path(shard_gym_agents.__file__).parent / "leaderboard" / FILE
-JUDGES = ("learned:cpu-judge-v1",)
-DIGITS = 5
+DIGITS, VISITS = 5, 3
 
 
-def measured_error(judge: str, hardware: Hardware) -> dict[str, Any]:
-    """The error of a judge on all chosen plans of that hardware, and what it was found from."""
+def of_runs(judge: FastSimulator, hardware: Hardware) -> tuple[JudgeError, dict[str, Any]]:
+    """The error on plans that split nothing, and what it was found from."""
     plans = chosen.load(hardware.plans)
-    found = chosen.outcome(plans, hardware.runs(), simulators.make(plans["planner"]), simulators.make(judge))
-    error = {name: round(value, DIGITS) for name, value in asdict(judge_error(found.judged, found.devices)).items()}
-    return {**error, "tasks": len(found.judged), "methods": list(found.solvers), "runs": len(found.devices)}
+    found = chosen.outcome(plans, hardware.runs(), simulators.make(plans["planner"]), judge)
+    error = judge_error(found.judged, found.devices)
+    return error, {"tasks": len(found.judged), "methods": list(found.solvers)}
+
+
+def of_visits(judge: FastSimulator, hardware: Hardware) -> tuple[JudgeError, dict[str, Any]]:
+    """The error on plans of mixtures, some with split tables; every method planned every task."""
+    judged, devices, methods = [], [], list[str]()
+    for path in hardware.visited_plans():
+        plans = read_json(path)["plans"]
+        methods = list(dict.fromkeys(plan["solver"] for plan in plans))
+        measured = Measurements.load(path.with_name(path.name.replace("-plans.json", ".npz")))
+        times = visits(measured, Measurements.load(hardware.pace))
+        for first in range(0, len(plans) - len(methods) + 1, len(methods)):
+            task = [_devices(plan) for plan in plans[first : first + len(methods)]]
+            if all(key in times for keys in task for key in keys):
+                judged.append([_makespan(judge, keys) for keys in task])
+                devices.append([_padded([times[key] for key in keys]) for keys in task])
+    error = judge_error(np.array(judged), np.moveaxis(np.array(devices), -1, 0))
+    return error, {"tasks": len(judged), "methods": methods}
+
+
+def visits(measured: Measurements, reference: Measurements) -> dict[Any, np.ndarray]:
+    """The lowest time of each visit to a shard, (VISITS,) by shard, without drift and at the pace of the reference."""
+    known = measured.take(np.isfinite(measured.total_ms) & (measured.total_ms > 0))
+    steady = detrended(known, predicted_by(require_fast(simulators.make(TREND)))(known))
+    once, lowest = combined(steady), steady.run_ms.sum(axis=2).min(axis=1)
+    pace = np.broadcast_to(pace_by_size(once, reference), len(once))
+    same = groups(steady)
+    found = {key: lowest[same[key][:VISITS]] / pace[i] for i, key in enumerate(map(once.key, range(len(once))))}
+    return {key: ms for key, ms in found.items() if len(ms) == VISITS}
+
+
+def _devices(plan: dict[str, Any]) -> list[Any]:
+    """The shards of a plan, as measurements name them."""
+    return [(plan["pool"], tuple(table), tuple(dim)) for table, dim in plan["shards"]]
+
+
+def _makespan(judge: FastSimulator, keys: Sequence[Any]) -> float:
+    return float(by_simulator(judge)(shards_of(as_measured(keys))).ms.max())
+
+
+def _padded(times: list[np.ndarray], devices: int = 8) -> np.ndarray:
+    """Times of devices, (K, VISITS); those without a table take none."""
+    return np.pad(np.array(times), ((0, devices - len(times)), (0, 0)))
 
 
 def write(options: Namespace) -> None:
     """Write the errors of all judges."""
-    hardware = Hardware(options.hardware)
-    told = {judge: measured_error(judge, hardware) for judge in JUDGES}
+    warnings.simplefilter("ignore", SettingsIgnored)
+    hardware, told = Hardware(options.hardware), {}
+    for name, source in JUDGES.items():
+        error, found_from = source(require_fast(simulators.make(name)), hardware)
+        told[name] = {key: round(value, DIGITS) for key, value in asdict(error).items()} | found_from
+        print(f"{name}: {told[name]}")
     write_whole(PATH, json.dumps(told, indent=1) + "\n")
-    for judge, error in told.items():
-        print(f"{judge}: {error}")
+
+
+JUDGES = {"learned:cpu-judge-v1": of_runs}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -42,7 +42,6 @@ OF_TESTS = {"random": 0.12, "single": 0.04, "few": 0.08, "pieces": 0.14, "plans"
 ROOM = 3.4e9  # bytes of a table: the default arena of a CPU holds it
 LEAST_POOLING = 10.0  # ids a sample of a shard, but of single tables
 HALVINGS = 8
-SEARCH_SECONDS = 0.3
 DEVICES = 3  # of each plan that are measured; of the test's all are
 
 
@@ -53,12 +52,13 @@ class Mixture:
     role: str
     planner: FastSimulator
     seed: int
+    shares: dict[str, float]  # of each sort
+    budget: float  # seconds of a search
     plans: list[dict[str, Any]] = field(default_factory=list)  # those of which all devices are among the shards
 
     def drawn(self, count: int) -> Measurements:
         """About `count` shards, not measured yet."""
-        shares = OF_TESTS if self.role == "test" else SORTS
-        wanted = {sort: round(share * count / len(POOLS[self.role])) for sort, share in shares.items()}
+        wanted = {sort: round(share * count / len(POOLS[self.role])) for sort, share in self.shares.items()}
         parts = []
         for number, pool in enumerate(POOLS[self.role]):
             rng = np.random.default_rng([self.seed, number])
@@ -126,7 +126,7 @@ class Mixture:
         yield "random", make("random", seed=seed)(task, self.planner)
         yield "cost-greedy", make("cost-greedy")(task, self.planner)
         yield "ladder", ladder(task, self.planner)
-        yield "local-search", make("local-search", seed=seed, budget=SEARCH_SECONDS)(task, self.planner)
+        yield "local-search", make("local-search", seed=seed, budget=self.budget)(task, self.planner)
 
 
 def ladder(task: Task, planner: FastSimulator) -> Plan:
@@ -163,8 +163,14 @@ def write(options: Namespace) -> None:
     planner = simulators.make(options.planner)
     assert isinstance(planner, FastSimulator)
     counts = {"planner": options.planner_shards, "judge": options.judge_shards, "test": options.test_shards}
-    mixtures = {role: Mixture(role, planner, seed) for seed, role in enumerate(counts, options.seed)}
-    parts = [mixtures[role].drawn(count) for role, count in counts.items()]
+    sorts = {role: OF_TESTS if role == "test" else SORTS for role in counts}
+    if options.plans_only:
+        sorts = {role: dict.fromkeys(SORTS, 0.0) | {"plans": 1.0} for role in counts}
+    mixtures = {
+        role: Mixture(role, planner, seed, sorts[role], options.budget)
+        for seed, role in enumerate(counts, options.seed)
+    }
+    parts = [mixtures[role].drawn(count) for role, count in counts.items() if count]
     found = Measurements.concat([*parts, yardsticks(Hardware(options.hardware), options.yardsticks, options.seed)])
     found.save(options.out)
     if options.plans:
@@ -182,6 +188,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--judge-shards", type=int, default=440)
     parser.add_argument("--test-shards", type=int, default=400)
     parser.add_argument("--yardsticks", type=int, default=320)
+    parser.add_argument("--plans-only", action="store_true", help="no other sorts of shards")
+    parser.add_argument("--budget", type=float, default=0.3, help="seconds of a search")
     parser.add_argument("--seed", type=int, default=200)
     parser.add_argument("--plans", type=Path, help="JSON file for the test's plans")
     parser.add_argument("--out", type=Path, required=True)

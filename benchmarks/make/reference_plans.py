@@ -1,6 +1,6 @@
-"""Freeze the plans that gaps are told to: `python -m benchmarks.reference_plans --suite KEY --budget 10s`
+"""Freeze the plans that gaps are told to: `python -m benchmarks.reference_plans --suite KEY --calls 50000`
 
-For each test task of suites whose gaps are to a frozen plan: the better of `ladder` and of `auto` with that budget, by
+For each test task of suites whose gaps are to a frozen plan: the better of `ladder` and of `auto` with that effort, by
 the planner. The judge is not asked until the plan is chosen, so nothing was searched for its errors. Plans go to
 benchmarks/results/reference_plans, one task after another, and a run that broke off goes on where it stopped. When all
 are there, their makespans by the judge go to the package's references, and are never overwritten.
@@ -39,10 +39,13 @@ SPLIT = "test"
 SECONDS = 10.0
 
 
-def found(task: Task, planner_id: str, budget: float) -> list[Entry]:
+Effort = dict[str, float | int]  # of auto: its budget in seconds, or its calls of the planner
+
+
+def found(task: Task, planner_id: str, effort: Effort) -> list[Entry]:
     """The plans of `ladder` and of `auto` for a task, worth what the planner predicts."""
     planner, entries = simulators.make(planner_id), []
-    for name, options in (("ladder", {}), ("auto", {"budget": budget})):
+    for name, options in (("ladder", {}), ("auto", effort)):
         try:
             plan = make(name, **options)(task, planner)
         except InfeasibleTask:
@@ -53,12 +56,12 @@ def found(task: Task, planner_id: str, budget: float) -> list[Entry]:
     return entries
 
 
-def search(suite: Suite, budget: float, workers: int, folder: Path = FOLDER) -> Path:
+def search(suite: Suite, effort: Effort, workers: int, folder: Path = FOLDER) -> Path:
     """Keep the better plan of each task that has none yet; the file of all."""
     path = folder / f"{suite.key}.json"
     known = load_best(path, suite.planner, ())
     missing = [task for task in suite.tasks(SPLIT) if task.hash not in known]
-    plan = partial(found, planner_id=suite.planner, budget=budget)
+    plan = partial(found, planner_id=suite.planner, effort=effort)
     workplace = nullcontext() if workers == 1 else _workers(workers)
     with workplace as pool:
         planned = map(plan, missing) if pool is None else pool.map(plan, missing)
@@ -97,7 +100,8 @@ def run(options: argparse.Namespace) -> None:
     for suite in [suites.get(key) for key in options.suite] if options.suite else told:
         if suite not in told:
             raise InvalidTask(f"gaps of {suite.key} are to {suite.gap_to}, it takes no reference plans")
-        worth = freeze(suite, search(suite, options.budget, options.workers))
+        effort: Effort = {"calls": options.calls} if options.calls else {"budget": options.budget}
+        worth = freeze(suite, search(suite, effort, options.workers))
         print(f"{suite.key}: {np.isfinite(worth).sum()} of {len(worth)} tasks, mean {np.nanmean(worth):.3f} ms")
 
 
@@ -106,6 +110,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = commands.parser("python -m benchmarks.reference_plans", __doc__)
     parser.add_argument("--suite", type=names, help="comma-separated, default all whose gaps are to a frozen plan")
     parser.add_argument("--budget", type=seconds, default=SECONDS, help="of auto on a task, default 10s")
+    parser.add_argument(
+        "--calls", type=int, default=0, help="of the planner instead of a time: the same on any machine"
+    )
     parser.add_argument("--workers", type=int, default=1, help="tasks searched at a time")
     return commands.run(parser, run, arguments)
 

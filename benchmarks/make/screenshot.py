@@ -21,7 +21,7 @@ from shard_gym_agents.leaderboard import page
 from shard_gym_agents.leaderboard.page.stored import boards
 
 WIDTH, HEIGHT = 1280, 1450  # of the window
-COLOURS = 128  # of the picture, which keeps it small
+COLOURS = 256  # of the picture, which keeps it small
 MOST_BYTES = 200_000
 
 

@@ -9,9 +9,9 @@
 | executed | executed.md | plans of every kind, trained by TorchRec on gloo |
 | fidelity | fidelity.md | how true predicted costs are |
 | flexshard | flexshard.md | rows in tiers against the linear relaxation, in bytes sent, and by PPO |
-| fuzz | printed | what malformed input does to readers, constructors and commands |
+| fuzz | fuzz.md | what malformed input does to readers, constructors and commands |
 | headroom | headroom.md | how much each suite leaves to find; searches for best known plans |
-| kills | printed | what is lost, left running or left over when commands are killed |
+| kills | kills.md | what is lost, left running or left over when commands are killed |
 | leaderboard | SUITE.md | agents on a suite, ranked |
 | learners | learners.md | what every learner reaches on the main suites |
 | papers | papers.md, papers_*.md | the papers' tables and figures beside ours |

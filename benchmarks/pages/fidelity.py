@@ -50,7 +50,7 @@ OURS, SEEDS = "ours", range(5)
 NETWORKS = {
     "AutoShard's": "autoshard",
     "AutoShard's, one output": "autoshard-total",
-    "AutoShard's, our loss": "autoshard-log",
+    "AutoShard's, our loss": "autoshard-relative",
     "DreamShard's": "dreamshard",
 }
 Arrays = dict[str, np.ndarray]

@@ -3,7 +3,8 @@
 Each command is run to its end once, then again in a folder where it is killed by SIGKILL, so many times, each at a
 moment of the time that it takes. After each kill nothing may run that it started (orphans), and the next run may lose
 nothing that was kept (lost). In the end it is done, equal to the run that nobody killed (different), and its folder
-holds no files that only a killed run leaves (litter). Linux only.
+holds no files that only a killed run leaves (litter). Commands are forked from this process, which has imported what
+they need: kills hit their work. Each seed is a part of the page; those that are kept are not done again. Linux only.
 """
 
 from __future__ import annotations
@@ -13,29 +14,49 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import traceback
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from benchmarks import RESULTS, headroom
 from shard_gym.errors import CorruptFile, SimulatorError
 from shard_gym.records import commands, ledger, tensors
 from shard_gym.records.commands import count, names
-from shard_gym.records.files import BEGUN, read_json
+from shard_gym.records.files import BEGUN, read_json, write_whole
 from shard_gym.records.locks import LOCK
-from shard_gym.results import Result
+from shard_gym.results import Result, commit_here
+from shard_gym_agents.cli import main as cli
+from shard_gym_agents.leaderboard.arena import kernel
+from shard_gym_agents.leaderboard.arena.processes import descendants
 from shard_gym_agents.learners import trained
 
-MARK = "SHARD_GYM_KILLS"  # in the environment of all that a trial starts
 GRACE = 20.0  # seconds that processes have to end after the one that started them
 SHARDS, ITERATIONS, TASKS = 6, 4, 3
+PARTS = "kills.jsonl"
+HEAD = """# What kills do
+
+Commands killed by SIGKILL at any moment of their work, {total} times, and begun again each time: `python -m
+benchmarks.kills`.
+
+| command | kills | lost | twice | orphans | failed | different | litter |
+|---|---|---|---|---|---|---|---|
+"""
+TAIL = """
+Lost and twice: rows of its files after the next kill. Orphans: processes that outlive it for more than {grace:.0f} s.
+Failed: runs that ended badly without a kill. Different: ends that are not those of an undisturbed run. Litter: files
+that only killed runs leave, after the next run.
+"""
 
 
 @dataclass(frozen=True)
@@ -43,10 +64,11 @@ class Subject:
     """A command that writes to a folder, what is kept there so far, and what is there in the end."""
 
     name: str
-    command: Callable[[Path], list[str]]
+    command: Callable[[Path], int | None]
     kept: Callable[[Path], list[str]]
     end: Callable[[Path], Any]
     needs: str = "numpy"
+    modules: tuple[str, ...] = ()  # that it needs, imported before
 
 
 @dataclass
@@ -67,17 +89,11 @@ class Outcome:
         return not (self.lost or self.twice or self.orphans or self.failed or self.different or self.litter)
 
 
-def _module(name: str, *words: str) -> list[str]:
-    return [sys.executable, "-m", name, *words]
+def _measure(folder: Path) -> int:
+    from shard_gym.measuring import measure
 
-
-def _gym(*words: str) -> list[str]:
-    return [sys.executable, "-c", "import sys; from shard_gym_agents.cli.main import main; sys.exit(main())", *words]
-
-
-def _measure(folder: Path) -> list[str]:
-    words = f"--batch 64 --arena-gb 0.1 --warmups 1 --runs 3 --drop 1 --shards {SHARDS} --workers 2 --out {folder}"
-    return _module("shard_gym.measuring.measure", *words.split())
+    words = f"--batch 64 --arena-gb 0.1 --warmups 1 --runs 3 --drop 1 --shards {SHARDS} --workers 1 --out {folder}"
+    return measure.main(words.split())
 
 
 def _measured(folder: Path) -> list[str]:
@@ -85,9 +101,9 @@ def _measured(folder: Path) -> list[str]:
     return [str(row["index"]) for row in found if "begun" not in row]
 
 
-def _train(folder: Path) -> list[str]:
+def _train(folder: Path) -> int:
     words = f"cloning --suite dlrm-10x4 --plans 1 --calls 20 --updates 2 --iterations {ITERATIONS} --validate-every 2"
-    return _gym("train", *words.split(), "--checkpoint-seconds", "0.01", "--out", str(folder))
+    return cli.main(["train", *words.split(), "--checkpoint-seconds", "0.01", "--out", str(folder)])
 
 
 def _trained(folder: Path) -> list[str]:
@@ -106,9 +122,9 @@ def _policy(folder: Path) -> Any:
     return [line["iteration"] for line in lines], {name: array.tobytes() for name, array in weights.items()}
 
 
-def _leaderboard(folder: Path) -> list[str]:
+def _leaderboard(folder: Path) -> int:
     words = f"--suite dlrm-10x4 --agents lookup-greedy,random --seeds 2 --tasks {4 * TASKS} --workers 2 --out {folder}"
-    return _gym("leaderboard", *words.split(), "--best-known", str(folder / "best"), "--update-best")
+    return cli.main(["leaderboard", *words.split(), "--best-known", str(folder / "best"), "--update-best"])
 
 
 def _ranked(folder: Path) -> list[str]:
@@ -127,11 +143,9 @@ def _standing(folder: Path) -> Any:
     return plans, {judge: sorted(known) for judge, known in best.items()}, left
 
 
-def _headroom(folder: Path) -> list[str]:
+def _headroom(folder: Path) -> int:
     words = f"--suite dlrm-10x4 --methods local-search --calls 200 --seeds 4 --tasks {TASKS} --workers 2 --update-best"
-    return _module(
-        "benchmarks.headroom", *words.split(), "--runs", str(folder / "runs"), "--results", str(folder / "results")
-    )
+    return headroom.main([*words.split(), "--runs", str(folder / "runs"), "--results", str(folder / "results")])
 
 
 def _tried(folder: Path) -> list[str]:
@@ -145,9 +159,10 @@ def _carded(folder: Path) -> Any:
     return {judge: sorted(known) for judge, known in cards.items()}, sorted(_tried(folder))
 
 
+TORCH = ("torch", "torch._dynamo", "shard_gym_agents.learners.cloning", "torch.utils.tensorboard")
 SUBJECTS = (
     Subject("measure", _measure, _measured, lambda folder: sorted(_measured(folder), key=int), "fbgemm_gpu"),
-    Subject("train", _train, _trained, _policy, "torch"),
+    Subject("train", _train, _trained, _policy, "torch", TORCH),
     Subject("leaderboard", _leaderboard, _ranked, _standing),
     Subject("headroom", _headroom, _tried, _carded),
 )
@@ -155,75 +170,115 @@ SUBJECTS = (
 
 def trial(subject: Subject, kills: int, seed: int, folder: Path, tell: Callable[[str], None] = print) -> Outcome:
     """Run the command to its end, then under kills, and compare."""
-    start = time.monotonic()
-    if code := _started(subject, folder / "whole").wait():
-        raise SimulatorError(f"{subject.name} ends with {code} though nobody kills it")
-    takes, wanted = time.monotonic() - start, subject.end(folder / "whole")
     outcome, rng, killed = Outcome(), np.random.default_rng(seed), folder / "killed"
-    while outcome.kills < kills:
-        _killed(subject, killed, float(rng.uniform(0, takes)), outcome)
-        if (done := outcome.kills) and done % 5 == 0:
-            tell(f"{subject.name}: {done} kills, {outcome}")
-        if len(set(subject.kept(killed))) == len(set(subject.kept(folder / "whole"))):
-            _ended(subject, killed, wanted, outcome)
-            shutil.rmtree(killed)
-    _ended(subject, killed, wanted, outcome)
+    with _adopting() as others:
+        start = time.monotonic()
+        if code := _ended(_started(subject, folder / "whole")):
+            raise SimulatorError(f"{subject.name} ends with {code} though nobody kills it")
+        takes, wanted = time.monotonic() - start, subject.end(folder / "whole")
+        while outcome.kills < kills:
+            _kill(subject, killed, float(rng.uniform(0, takes)), outcome, others)
+            if (done := outcome.kills) and done % 5 == 0:
+                tell(f"{subject.name}: {done} kills, {outcome}")
+            if len(set(subject.kept(killed))) == len(set(subject.kept(folder / "whole"))):
+                _finish(subject, killed, wanted, outcome)
+                shutil.rmtree(killed)
+        _finish(subject, killed, wanted, outcome)
     return outcome
 
 
-def _killed(subject: Subject, folder: Path, after: float, outcome: Outcome) -> None:
+def _kill(subject: Subject, folder: Path, after: float, outcome: Outcome, others: Collection[int]) -> None:
     """Start the command and kill it after so many seconds; count what is wrong then."""
     before = _kept(subject, folder)
     process = _started(subject, folder)
-    try:
-        process.wait(after)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGKILL)
+    until = time.monotonic() + after
+    while (code := _code(process)) is None and time.monotonic() < until:
+        time.sleep(0.002)
+    if code is None:
+        os.kill(process, signal.SIGKILL)
         outcome.kills += 1
-    outcome.failed += process.wait() not in (0, -signal.SIGKILL)
-    outcome.orphans += _orphans()
+        code = _ended(process)
+    outcome.failed += code not in (0, -signal.SIGKILL)
+    outcome.orphans += _orphans(others)
     now = _kept(subject, folder)
     outcome.lost += len(set(before) - set(now))
     outcome.twice += len(now) - len(set(now))
 
 
-def _ended(subject: Subject, folder: Path, wanted: Any, outcome: Outcome) -> None:
+def _finish(subject: Subject, folder: Path, wanted: Any, outcome: Outcome) -> None:
     """Let the command end; what it made must be what was made undisturbed, and nothing else be left."""
-    outcome.failed += _started(subject, folder).wait() != 0
+    outcome.failed += _ended(_started(subject, folder)) != 0
     outcome.different |= subject.end(folder) != wanted
     litter = [path.name for path in folder.rglob("*") if path.name == LOCK or path.name.endswith(BEGUN)]
     outcome.litter += tuple(litter)
 
 
-def _started(subject: Subject, folder: Path) -> subprocess.Popen[bytes]:
+def _started(subject: Subject, folder: Path) -> int:
+    """The number of a process that runs the command."""
     folder.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {MARK: str(os.getpid()), "OMP_NUM_THREADS": "1"}
-    with (folder.parent / f"{subject.name}.log").open("ab") as log:
-        return subprocess.Popen(subject.command(folder), env=environment, stdout=log, stderr=log)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if process := os.fork():
+        return process
+    code: Any = 1
+    try:
+        os.setsid()
+        sys.modules["__main__"] = ModuleType("__main__")  # what it spawns need not import this page
+        log = os.open(folder.parent / f"{subject.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for end in (1, 2):
+            os.dup2(log, end)
+        sys.stdout, sys.stderr = (os.fdopen(end, "w", closefd=False) for end in (1, 2))
+        code = subject.command(folder) or 0
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
+def _code(process: int) -> int | None:
+    """The exit code of a process that has ended."""
+    ended, status = os.waitpid(process, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def _ended(process: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
 def _kept(subject: Subject, folder: Path) -> list[str]:
     return subject.kept(folder) if folder.exists() else []
 
 
-def _orphans() -> int:
-    """Processes of ours that outlive the one that started them; they are ended here."""
+@contextmanager
+def _adopting() -> Iterator[Collection[int]]:
+    """Be the parent of all processes that lose theirs; gives those that descend from this one before."""
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield {one.pid for one in descendants(os.getpid())}
+    finally:
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 0)
+
+
+def _orphans(others: Collection[int]) -> int:
+    """Processes that outlive the one that started them; they are ended here."""
     until = time.monotonic() + GRACE
-    while (left := list(_marked())) and time.monotonic() < until:
-        time.sleep(0.05)
+    while (left := list(_living(others))) and time.monotonic() < until:
+        time.sleep(0.02)
     for process in left:
         os.kill(process, signal.SIGKILL)
     return len(left)
 
 
-def _marked() -> Iterator[int]:
-    mark = f"{MARK}={os.getpid()}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (folder / "environ").read_bytes().split(b"\0"):
-                yield int(folder.name)
-        except OSError:  # it ended, or is another user's
-            continue
+def _living(others: Collection[int]) -> Iterator[int]:
+    for one in descendants(os.getpid()):
+        with suppress(ChildProcessError):  # it has another parent
+            if one.pid in others or _code(one.pid) is not None:
+                continue
+        if one.pid not in others:
+            yield one.pid
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -233,26 +288,44 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [ledger.parsed(path, number, line, json.loads) for number, line in enumerate(kept, start=1)]
 
 
+def page(parts: Sequence[dict[str, Any]]) -> str:
+    """The page of all parts that are kept."""
+    text = HEAD.format(total=sum(part["kills"] for part in parts))
+    for name in dict.fromkeys(part["command"] for part in parts):
+        mine = [part for part in parts if part["command"] == name]
+        counts = [sum(part[what] for part in mine) for what in ("kills", "lost", "twice", "orphans", "failed")]
+        litter = sum(len(part["litter"]) for part in mine)
+        text += f"| {name} | {' | '.join(map(str, [*counts, sum(part['different'] for part in mine), litter]))} |\n"
+    return text + TAIL.format(grace=GRACE)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Kill, and print what came of it."""
     made = commands.parser("python -m benchmarks.kills", __doc__)
     made.add_argument("--kills", type=count, default=20, help="of each command")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--commands", type=names, default=[subject.name for subject in SUBJECTS])
-    return commands.run(made, _kill, arguments)
+    made.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="where the page goes")
+    return commands.run(made, _run, arguments)
 
 
-def _kill(options: argparse.Namespace) -> int:
-    chosen = [s for s in SUBJECTS if s.name in options.commands and find_spec(s.needs)]
-    if not Path("/proc/self/environ").exists():
+def _run(options: argparse.Namespace) -> int:
+    if not Path("/proc/self/stat").exists():
         raise CorruptFile("this page needs Linux: it looks for processes in /proc")
-    found = {}
-    for subject in chosen:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    path, sound = options.out / PARTS, True
+    for subject in [s for s in SUBJECTS if s.name in options.commands and find_spec(s.needs)]:
+        if (subject.name, options.seed) in {(part["command"], part["seed"]) for part in ledger.read(path)}:
+            continue
+        for module in subject.modules:
+            import_module(module)
         with tempfile.TemporaryDirectory() as folder:
-            found[subject.name] = trial(subject, options.kills, options.seed, Path(folder))
-    for name, outcome in found.items():
-        print(f"{name:12} {outcome}")
-    return 0 if all(outcome.sound for outcome in found.values()) else 1
+            outcome = trial(subject, options.kills, options.seed, Path(folder))
+        ledger.append(path, {"command": subject.name, "seed": options.seed, "commit": commit_here(), **asdict(outcome)})
+        print(f"{subject.name:12} {outcome}")
+        sound &= outcome.sound
+    write_whole(options.out / "kills.md", page(ledger.read(path)))
+    return 0 if sound else 1
 
 
 if __name__ == "__main__":

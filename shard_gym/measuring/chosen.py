@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ class Pick:
         return {number: task_of(self.suite, number) for number in range(self.first, self.first + self.count)}
 
 
+@cache
 def task_of(suite: str, number: int) -> Task:
     """A test task of a suite; of iterations the compute alone, as MetaSyn-80x8 has it."""
     task = suites.get(suite).bank_of("test")[number]

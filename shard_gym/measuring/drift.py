@@ -47,9 +47,9 @@ def settled(m: Measurements, reference: Measurements, predict: Callable[[Measure
     if not steady.run_ms.shape[1]:
         return at_pace_of(reference, [steady])[0]
     once = combined(steady)
-    level, slope = pace_by_size(once, reference)
-    card = once.card | {"pace": level, "pace_slope": slope, "pace_of": reference.content_hash}
-    return replace(at_pace(once, np.exp(level + slope * np.log(once.total_ms))), card=card)
+    pace = pace_by_size(once, reference)
+    card = once.card | {"pace": float(np.median(pace)), "pace_of": reference.content_hash}
+    return replace(at_pace(once, pace), card=card)
 
 
 def drift(off: np.ndarray, turns: list[np.ndarray], width: float = WIDTH) -> np.ndarray:

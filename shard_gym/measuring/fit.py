@@ -31,12 +31,14 @@ from shard_gym.simulators.networks import (
     ARCHITECTURES,
     HIGHEST,
     LOWEST_FACTOR,
-    OF_LOGS,
+    MOST_DEVIATIONS,
     ROOT_OFFSET,
     WEIGHT_GRAIN,
+    Loads,
     Ours,
-    Published,
     Weights,
+    inputs_of,
+    is_ours,
     links_of,
     on_grid,
 )
@@ -44,9 +46,8 @@ from shard_gym.simulators.networks import (
 ROLES = ("planner", "judge")
 Net: TypeAlias = "OurNet | PublishedNet"
 # Of our networks, per member: units of the table network, and of the correction.
-SIZES = {"ours": (32, 8), "ours-wide": (64, 12), "physics": (64, 12), "physics-wide": (96, 16)}
+SIZES = {"ours": (32, 8), "ours-wide": (64, 12), "physics": (128, 12), "physics-wide": (96, 20)}
 MEMBERS, FEWER = 5, 3  # FEWER where each has more units
-LEAST_MS = 0.1
 MIN_SHARDS = 40  # below, nothing can be held out
 Tell = Callable[[int, int, float], None]  # epoch, epochs, held-out loss
 
@@ -63,7 +64,10 @@ class Fitting:
 
 
 OURS = Fitting()
-PHYSICS = Fitting(epochs=150, batch=512, learning_rate=5e-3, model_error=0.04)
+RELATIVE = "autoshard-relative"
+LEAST_MS = 0.02  # of a pass: what is predicted below is pulled up
+TO_RELATIVE = Fitting(epochs=300, batch=256, learning_rate=3e-3, model_error=0.04)
+PHYSICS = Fitting(epochs=200, batch=512, learning_rate=5e-3, model_error=0.04)
 PUBLISHED = Fitting(epochs=300, batch=512, learning_rate=1e-3)  # AutoShard's rate and batch
 
 
@@ -105,9 +109,9 @@ class PublishedNet(nn.Module):
 
     members = 1
 
-    def __init__(self, shards: Shards, heads: tuple[str, ...], without: str = "", of_logs: bool = False) -> None:
+    def __init__(self, shards: Shards, heads: tuple[str, ...], without: str = "", relative: bool = False) -> None:
         super().__init__()
-        self.of_logs = of_logs  # fitted by the loss of ours
+        self.relative = relative
         raw = features.published(shards.tables)
         used = np.bincount(shards.row, minlength=len(raw))[:, None] / len(shards.row)
         self.mean, self.scale = np.zeros(raw.shape[1]), np.ones(raw.shape[1])
@@ -123,6 +127,9 @@ class PublishedNet(nn.Module):
         self.table0, self.table1 = Layer(1, raw.shape[1], 128), Layer(1, 128, 32)
         names = (*heads, "overall") if "comm" in heads else heads
         self.head = nn.ModuleDict({f"{n}_ms": Head() for n in names})
+        if relative:  # begins at the mean, above 0
+            for name, ms in zip(heads, shards.times.mean(axis=0), strict=True):
+                nn.init.constant_(self.head[f"{name}_ms"].last.bias, float(ms))
 
     def embed(self, rows: Tensor) -> Tensor:
         """Embed tables, (n,) -> (1, n, 32)."""
@@ -140,9 +147,10 @@ class PublishedNet(nn.Module):
         return torch.stack([self.cost("forward", sums), self.cost("backward", sums)], -1)
 
     def loss(self, sums: Tensor, times: Tensor) -> Tensor:
-        """Squared error in ms, or what ours are fitted by, (1, B)."""
-        if self.of_logs:
-            return error_of_logs(self.decode(sums), times)
+        """Squared error in ms, or the error of logarithms; (1, B)."""
+        if self.relative:
+            passes = self.decode(sums)
+            return error_of_logarithms(passes.clamp(min=LEAST_MS), times) + F.relu(LEAST_MS - passes).sum(-1)
         if "total" in self.heads:
             return (self.cost("total", sums) - times.sum(-1)) ** 2
         return ((self.decode(sums) - times) ** 2).sum(-1)
@@ -157,6 +165,32 @@ class PublishedNet(nn.Module):
             weight, bias = layer.export()
             out |= {f"{name}/weight": weight[0], f"{name}/bias": bias[0]}
         return out
+
+
+class LoadsNet(PublishedNet):
+    """Networks of loads, see `networks.Loads`."""
+
+    def __init__(self, shards: Shards) -> None:
+        super().__init__(shards, Loads.heads)
+        self.relative = True
+        found = features.physics(shards.tables, shards.batch, shards.caches)
+        used = np.bincount(shards.row, minlength=len(found.unit)) > 0
+        deviation = found.inputs[used].std(axis=0)
+        self.mean, self.scale = found.inputs[used].mean(axis=0), 1 / np.where(deviation > 0, deviation, 1)
+        self.inputs = tensor(((found.inputs - self.mean) * self.scale).clip(-MOST_DEVIATIONS, MOST_DEVIATIONS))
+        self.unit = tensor(found.unit * 1e-3)
+        self.table0 = Layer(1, found.inputs.shape[1], 128)
+        with torch.no_grad():  # loads of half the first guess, and costs that grow with them
+            self.table1.bias.fill_(0.5)
+            for head, part in zip(self.head.values(), shards.times.sum(axis=0) / shards.times.sum(), strict=True):
+                head.first.weight.abs_()
+                head.first.bias.fill_(0.0)
+                head.last.weight.abs_().mul_(float(part) * 0.18)
+                head.last.bias.fill_(0.1)
+
+    def embed(self, rows: Tensor) -> Tensor:
+        """Loads of tables, (n,) -> (1, n, 32)."""
+        return F.relu(super().embed(rows)) * self.unit[rows][:, None]
 
 
 class OurNet(nn.Module):
@@ -215,8 +249,8 @@ class OurNet(nn.Module):
         return factor.clamp(min=LOWEST_FACTOR) * (sums[..., -2:] + fixed) / 1e3
 
     def loss(self, sums: Tensor, times: Tensor) -> Tensor:
-        """What `error_of_logs` tells, (M, B)."""
-        return error_of_logs(self.decode(sums), times)
+        """Huber's error of the logarithms of both passes and of their sum, (M, B)."""
+        return error_of_logarithms(self.decode(sums), times)
 
     def export(self) -> dict[str, np.ndarray]:
         """Tensors of `networks.Ours`."""
@@ -230,19 +264,14 @@ class OurNet(nn.Module):
         return out
 
 
-def error_of_logs(predicted: Tensor, times: Tensor) -> Tensor:
-    """Huber's error of the logarithms of both passes and of their sum, ms (M, B, 2) -> (M, B)."""
-    gap = _log(predicted) - torch.log(times)
-    whole = _log(predicted.sum(-1)) - torch.log(times.sum(-1))
+def error_of_logarithms(predicted: Tensor, times: Tensor) -> Tensor:
+    """Huber's error of the logarithms of both passes and of their sum, (..., 2) -> (...)."""
+    gap = torch.log(predicted) - torch.log(times)
+    whole = torch.log(predicted.sum(-1)) - torch.log(times.sum(-1))
     huber = F.smooth_l1_loss(gap, torch.zeros_like(gap), beta=0.1, reduction="none")
     return huber @ torch.tensor([0.2, 0.3]) + F.smooth_l1_loss(
         whole, torch.zeros_like(whole), beta=0.1, reduction="none"
     )
-
-
-def _log(ms: Tensor) -> Tensor:
-    """The logarithm, and a straight line on from it where a network says less than `LEAST_MS`, or below 0."""
-    return torch.where(ms > LEAST_MS, torch.log(ms.clamp(min=LEAST_MS)), ms / LEAST_MS - 1 + math.log(LEAST_MS))
 
 
 def _array(parameter: Tensor) -> np.ndarray:
@@ -270,9 +299,7 @@ def fit(
     # the order of sums, and so the result, must not depend on the machine; nor may a fit disturb its caller
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = ARCHITECTURES[architecture]
-        ours, of_logs = isinstance(made, type), architecture in OF_LOGS
-        net: Net = OurNet(shards, architecture) if ours else PublishedNet(shards, made, without, of_logs)
+        net = net_of(architecture, shards, without)
         held = _held_out(shards, net.members, seed)
         effort = settings or effort_of(architecture)
         epochs = _train(net, shards, held, effort, seed, tell)
@@ -280,7 +307,7 @@ def fit(
     tensors = net.export() | {"ranges": bounds(shards.tables), "sigma": np.array(found.pop("sigma"))}
     card = {
         "architecture": architecture,
-        "features": list(made.inputs if ours else Published.inputs),
+        "features": list(inputs_of(architecture)),
         "without": without,
         "batch": shards.batch,
         "shards": len(shards),
@@ -296,12 +323,20 @@ def fit(
     return Weights(tensors, card)
 
 
+def net_of(architecture: str, shards: Shards, without: str = "") -> Net:
+    """A network that has learned nothing yet, for these shards."""
+    if is_ours(architecture):
+        return OurNet(shards, architecture)
+    if ARCHITECTURES[architecture] is Loads:
+        return LoadsNet(shards)
+    return PublishedNet(shards, ARCHITECTURES[architecture], without, architecture == RELATIVE)
+
+
 def effort_of(architecture: str) -> Fitting:
     """The effort that an architecture is fitted with unless told."""
-    made = ARCHITECTURES[architecture]
-    if not isinstance(made, type):
-        return PUBLISHED
-    return OURS if made is Ours else PHYSICS
+    if is_ours(architecture):
+        return OURS if ARCHITECTURES[architecture] is Ours else PHYSICS
+    return TO_RELATIVE if architecture in (RELATIVE, "loads") else PUBLISHED
 
 
 @dataclass

@@ -49,6 +49,7 @@ UNKNOWN = {"worker": -1, "at": np.nan}
 SETTINGS = ("batch", "dtype", "optimizer", "clock", "statistic")  # that two campaigns must share to have one pace
 MIN_SIZES = 200  # and for their paces to be compared by size
 ROUNDS, LEAST_OFF = 30, 1e-3  # of a fit of least absolute deviations
+HALF_BYTES, LINE_BYTES, LEAST_POOLING = 2, 64, 1e-3  # of a weight, of a line of memory; ids a sample
 MIN_SHARED = 20  # shards that two campaigns must both hold for their paces to be compared
 CUTS = (1, 2, 4, 8)  # blocks that the rows of a table are cut into, in pools whose names end on BLOCKS
 BLOCKS = "_rows"
@@ -337,22 +338,43 @@ def at_pace_of(reference: Measurements, parts: Sequence[Measurements]) -> list[M
     return found
 
 
-def pace_by_size(m: Measurements, reference: Measurements) -> tuple[float, float]:
-    """Level and slope of the logarithm of the pace against that of a shard's ms in `m`, by the shards that both hold.
+def pace_by_size(m: Measurements, reference: Measurements) -> np.ndarray:
+    """The pace of each shard, (S,): it depends on how long the shard takes and how wide its rows are.
 
-    A machine with busy neighbours is slower for small shards than for large ones. Least absolute deviations.
+    A machine with busy neighbours is slower for small shards and for wide rows than for others. Least absolute
+    deviations of the logarithms, over the shards that both campaigns hold.
     """
-    known, ours = (_mean_times(part) for part in (reference, m))
-    shared = [key for key in ours if key in known]
+    found, known = groups(m), _mean_times(reference)
+    shared = [key for key in found if key in known]
     if len(shared) < MIN_SIZES:
         raise InvalidPool(f"{len(shared)} shards are in both campaigns, their pace by size needs {MIN_SIZES}")
-    size = np.log([ours[key] for key in shared])
-    off = size - np.log([known[key] for key in shared])
-    sides, weight = np.column_stack([np.ones(len(size)), size]), np.ones(len(size))
+    total = m.total_ms.astype(np.float64)
+    ours = np.array([total[found[key]].mean() for key in shared])
+    off = np.log(ours) - np.log([known[key] for key in shared])
+    sides = np.column_stack([np.ones(len(m)), np.log(total), np.log(_row_bytes(m))])
+    seen = sides[[found[key][0] for key in shared]]
+    inside = sides.clip(seen.min(axis=0), seen.max(axis=0))  # of shards unlike all of these, the pace of the nearest
+    return np.exp(inside @ _least_deviations(seen, off))
+
+
+def _row_bytes(m: Measurements) -> np.ndarray:
+    """Bytes that a lookup of each shard reads in the mean, whole lines of memory, (S,)."""
+    shard = np.repeat(np.arange(len(m)), m.tables_per_shard)
+    pooling = np.empty(len(m.table))
+    for number, name in enumerate(m.pools):
+        mine = m.pool[shard] == number
+        pooling[mine] = np.maximum(pool_named(name).pooling[m.table[mine]], LEAST_POOLING)
+    read = pooling * np.ceil(m.dim * HALF_BYTES / LINE_BYTES) * LINE_BYTES
+    return np.bincount(shard, read) / np.bincount(shard, pooling)
+
+
+def _least_deviations(sides: np.ndarray, off: np.ndarray) -> np.ndarray:
+    """The line with the least absolute deviations, by weighing least squares again and again."""
+    weight = np.ones(len(off))
     for _ in range(ROUNDS):
         line = np.linalg.lstsq(sides * weight[:, None], off * weight, rcond=None)[0]
         weight = 1 / np.sqrt(np.maximum(abs(off - sides @ line), LEAST_OFF))
-    return float(line[0]), float(line[1])
+    return line
 
 
 def at_pace(m: Measurements, factor: np.ndarray | float) -> Measurements:

@@ -27,15 +27,16 @@ class Ledger:
             if self.file.read(1) != b"\n":
                 self._cut()
 
-    def append(self, line: Any) -> None:
-        """Add a line, text or what JSON holds, and force it to disk."""
+    def append(self, line: Any, force: bool = True) -> None:
+        """Add a line, text or what JSON holds; without `force` the system brings it to disk when it likes."""
         text = line if isinstance(line, str) else json.dumps(line)
         handle, left = self.file.fileno(), text.encode() + b"\n"
         end = os.fstat(handle).st_size
         try:
             while left:
                 left = left[os.write(handle, left) :]
-            os.fsync(handle)
+            if force:
+                os.fsync(handle)
         except OSError:  # a full disk: the part that was written goes, so that the file stays whole
             os.ftruncate(handle, end)
             raise

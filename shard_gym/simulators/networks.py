@@ -29,6 +29,7 @@ WEIGHT_GRAIN = 2.0**16
 HIGHEST = 2.0**16  # activations stop here: beyond, products would no longer be exact
 ROOT_OFFSET = 2.0**-10  # keeps the slope of the fourth root finite at 0
 LOWEST_FACTOR = 0.05
+MOST_DEVIATIONS = 6.0  # of an input from its mean that networks of loads heed
 MAD_TO_DEVIATION = 1.2533  # of a normal distribution, its standard deviation over its mean absolute deviation
 
 
@@ -168,6 +169,26 @@ class Published:
         return out
 
 
+class Loads(Published):
+    """Tables put loads on their shard, in units of a first guess of their cost; costs follow from the sums.
+
+    A family of its own: no factor, costs may fall as tables are added, and the heads are those of the papers.
+    """
+
+    inputs, heads = features.PHYSICS_INPUTS, ("forward", "backward")
+
+    def __init__(self, tensors: dict[str, np.ndarray], caches: features.Caches) -> None:
+        super().__init__(tensors, Loads.heads)
+        self.caches = caches
+
+    def embed(self, tables: TablePool, batch: int) -> np.ndarray:
+        """Loads of tables, (N, 32), ms."""
+        found = features.physics(tables, batch, self.caches)
+        scaled = np.clip((found.inputs - self.t["mean"]) * self.t["scale"], -MOST_DEVIATIONS, MOST_DEVIATIONS)
+        hidden = relu(self._dense("table/0", on_grid(scaled)))
+        return found.unit[:, None] * 1e-3 * relu(self._dense("table/1", hidden))
+
+
 class Ours:
     """Costs that add up, times a correction that grows with what the whole shard amounts to.
 
@@ -276,17 +297,30 @@ def _mean_and_spread(passes: np.ndarray) -> np.ndarray:
     return out
 
 
-OF_LOGS = ("autoshard-log",)  # published networks that are fitted by the loss of ours
 ARCHITECTURES: dict[str, Any] = {
     "ours": Ours,
     "ours-wide": Ours,  # more units: what judges are fitted with
     "physics": Physics,
     "physics-wide": Physics,
     "autoshard": ("forward", "backward"),
+    "autoshard-relative": ("forward", "backward"),  # the same network, fitted to relative errors
+    "loads": Loads,
     "autoshard-total": ("total",),
-    "autoshard-log": ("forward", "backward"),
     "dreamshard": ("forward", "backward", "comm"),
 }
+
+
+def is_ours(architecture: str) -> bool:
+    """True if costs of an architecture are a sum times a factor."""
+    made = ARCHITECTURES[architecture]
+    return isinstance(made, type) and issubclass(made, Ours)
+
+
+def inputs_of(architecture: str) -> tuple[str, ...]:
+    """Names of what a network of an architecture is told of each table."""
+    made = ARCHITECTURES[architecture]
+    found: tuple[str, ...] = made.inputs if isinstance(made, type) else Published.inputs
+    return found
 
 
 def make_network(weights: Weights) -> Published | Ours:
@@ -295,17 +329,17 @@ def make_network(weights: Weights) -> Published | Ours:
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise UnknownName("architecture", name, ARCHITECTURES)
     made = ARCHITECTURES[name]
-    ours = isinstance(made, type)
-    expected = list(made.inputs if ours else Published.inputs)
+    expected = list(inputs_of(name))
     if weights.card.get("features") != expected:
         raise CorruptFile(f"weights of {name} expect features {weights.card.get('features')}, here they are {expected}")
-    if ours:
-        _check_tensors(name, weights.tensors, OURS, {"I": len(made.inputs), "T": len(made.amounts)})
+    if is_ours(name):
+        _check_tensors(name, weights.tensors, OURS, {"I": len(expected), "T": len(made.amounts)})
     else:
-        _check_tensors(name, weights.tensors, published_shapes(made), {})
+        heads = getattr(made, "heads", made)
+        _check_tensors(name, weights.tensors, published_shapes(heads), {"F": len(expected)})
     with guarded(f"weights of {name}"):
         caches = features.Caches.of(weights.card.get("caches", {}))
-        return made(weights.tensors, caches) if ours else Published(weights.tensors, made)
+        return made(weights.tensors, caches) if isinstance(made, type) else Published(weights.tensors, made)
 
 
 # Shapes of tensors, a letter a dimension: inputs, totals, features, members, ranges and whatever else must be equal.
@@ -315,7 +349,7 @@ OURS = {
     **{"factor/0/weight": "MTU", "factor/0/bias": "MU", "factor/1/weight": "MU2", "factor/1/bias": "M2"},
     **{"totals_scale": "T", "fixed": "M2", "sigma": "", "ranges": "3R"},
 }
-_SIZES = {"F": len(FEATURES), "R": len(features.RANGES)}
+_SIZES = {"R": len(features.RANGES)}
 NOT_NEGATIVE = {"totals_scale", "fixed", "factor/0/weight", "factor/1/weight", "sigma", "forward_share"}
 LARGEST = 2.0**40  # of a weight: what networks make of it stays finite
 

@@ -147,7 +147,7 @@ class Suite:
     def reference_makespans(self, split: str = "test") -> np.ndarray:
         """Makespan of each task's frozen reference plan by the judge, (T,) ms; NaN where none was found.
 
-        It is the plan of `ladder` or of some seconds of `auto`, whichever the planner predicted to be faster. Nobody
+        It is the plan of `ladder` or of a search by `auto`, whichever the planner predicted to be faster. Nobody
         searched the judge for it, so plans may be better: their gap is below 0.
         """
         if not self.has_reference_plans(split):

@@ -7,6 +7,7 @@ packages. What a third party's module imports is not in the key: `--fresh` forge
 from __future__ import annotations
 
 import hashlib
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,8 @@ from shard_gym.records.guard import parsed_json
 from shard_gym.results import Result
 from shard_gym_agents.leaderboard.arena.job import Job
 from shard_gym_agents.leaderboard.arena.rules import FULL, LIMITS
+
+FORCED = 0.05  # seconds of a run from which on it outlives the machine, not only this process
 
 
 @dataclass
@@ -77,9 +80,24 @@ def kept_runs(path: Path) -> dict[str, tuple[Result, Watched]]:
         raise CorruptFile(f"{error}; --fresh runs it again") from error
 
 
-def keep(path: Path, result: Result, seen: Watched) -> None:
-    """Add a run to those of an unfinished job."""
-    ledger.append(path, {"task": result.task, "result": result.to_json(), "watched": asdict(seen)})
+class Keeper:
+    """Adds runs to those of an unfinished job; the file is made by the first."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.open = path, ExitStack()
+        self.ledger: ledger.Ledger | None = None
+
+    def add(self, result: Result, seen: Watched) -> None:
+        """Keep a run; a short one is sooner run again than forced to disk."""
+        if self.ledger is None:
+            self.ledger = self.open.enter_context(ledger.opened(self.path))
+        line = {"task": result.task, "result": result.to_json(), "watched": asdict(seen)}
+        self.ledger.append(line, force=result.wall_seconds >= FORCED)
+
+    def close(self) -> None:
+        """Let others have the file."""
+        self.open.close()
+        self.ledger = None
 
 
 def _kept(line: bytes) -> tuple[Result, Watched]:

@@ -6,7 +6,7 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,9 +55,10 @@ class Outcome:
         return found
 
 
-def report(outcome: Outcome) -> Iterator[str]:
-    """Print every suite's tables and write what is finished; then lines that say where, and how to look."""
-    options, boards, files = outcome.options, [], []
+def report(outcome: Outcome) -> list[str]:
+    """Print every suite's tables and write what is finished; lines that say where, and how to look."""
+    options, boards = outcome.options, []
+    files: list[str] = []
     for key in options.suite:
         board, whole = _report(key, outcome.of(key))
         if board is not None:
@@ -67,9 +68,10 @@ def report(outcome: Outcome) -> Iterator[str]:
     if options.page and any(board.runs for board in boards):
         page.write(options.out / PAGE, [board for board in boards if board.runs])
         files.append(PAGE)
-    if files:
-        yield f"written to {options.out}: {', '.join(files)}"
-        yield f"look: {_look(options.out / files[-1 if PAGE in files else 0])}"
+    if not files:
+        return []
+    shown = options.out / files[-1 if PAGE in files else 0]
+    return [f"written to {options.out}: {', '.join(files)}", f"look: {_look(shown)}"]
 
 
 def _look(path: Path) -> str:
@@ -109,5 +111,5 @@ def _report(key: str, outcome: Outcome) -> tuple[Board | None, bool]:
         )
     best = load_best(options.best_known / f"{key}.json", judge, ()) if options.page else {}
     plans = {task: Plan.from_dict(entry["plan"]) for task, entry in best.items()}
-    board = Board(found, runs, refs, plans, options.command, layout.host(), found.resolution)
+    board = Board(found, runs, refs, plans, options.command, layout.host())
     return board, not unfinished

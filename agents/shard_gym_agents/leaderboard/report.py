@@ -80,8 +80,8 @@ def ranking(
     for budget, others in (budgets or {}).items():
         for sample in (sample_of(*one) for one in others.items() if one[0] in runs):
             gap_at[sample.agent][budget] = estimate(sample.gaps(refs.random, best))
-    first = next(iter(runs.values()))[0][0][0] if runs else None
-    within = resolution(suite, split, len(best), first and first.judge)
+    judge = next(iter(runs.values()))[0][0][0].judge if runs else None
+    within = resolution(suite, split, len(best), judge)
     ranked = standings(samples, refs.random, best, within)
     rows = tuple(_row(s, runs[s.agent], watched[s.agent], gap_at[s.agent]) for s in ranked)
     notes = [*_limits(suite, within), *([refs.note] if refs.note else [])]
@@ -119,6 +119,7 @@ def json_row(row: Row) -> dict[str, Any]:
     """The row for machines; what is not known is null."""
     s = row.standing
     figures = {
+        "rank": s and s.rank,
         "feasible": s and s.feasible,
         "latency_ms": s and s.makespan.mean,
         "gap": s and s.gap.mean,

@@ -24,7 +24,7 @@ from shard_gym.task.task import Task
 from shard_gym_agents.leaderboard.arena.host import Nursery, Turn, Worker, WorkerLost
 from shard_gym_agents.leaderboard.arena.job import Job
 from shard_gym_agents.leaderboard.arena.job import tasks_of as job_tasks
-from shard_gym_agents.leaderboard.kept import Watched, blank_result, keep, kept_runs, partial_path
+from shard_gym_agents.leaderboard.kept import Keeper, Watched, blank_result, kept_runs, partial_path
 
 TIMED = 10  # tasks an agent, whose runs nothing else runs beside
 STRIKES = 3  # time-outs and deaths of an agent on a suite before it is given up
@@ -118,7 +118,7 @@ def run_jobs(jobs: Mapping[Job, dict[str, Any]], arena: Arena, workers: int) -> 
     pool = ThreadPoolExecutor(workers)
     complete = True
     try:
-        for first in [runs for runs in all_runs if runs.job.seed == 0]:
+        for first in [runs for runs in all_runs if runs.job.seed == 0 and workers > 1]:
             pool.submit(first.be_timed).result()
         futures = [pool.submit(runs.go_on, alone=workers == 1) for runs in all_runs]
         for future in as_completed(futures):
@@ -138,10 +138,10 @@ class JobRuns:
     def __init__(self, job: Job, about: dict[str, Any], arena: Arena, progress: ProgressBar) -> None:
         self.job, self.about, self.arena, self.progress = job, about, arena, progress
         self.done: list[Judged] = []
-        self.path = partial_path(job, about, arena.partial)
+        path = partial_path(job, about, arena.partial)
         if arena.fresh:
-            self.path.unlink(missing_ok=True)
-        self.kept = kept_runs(self.path)
+            path.unlink(missing_ok=True)
+        self.kept, self.keeper = kept_runs(path), Keeper(path)
         lost = sum((result.error or "").startswith(LOST) for result, _ in self.kept.values())
         arena.strikes[job.suite, job.agent] += lost
         self.blank = blank_result(job, about)
@@ -168,6 +168,7 @@ class JobRuns:
                 if until_failure and self.done[-1][0].plan is None:
                     return
         finally:
+            self.keeper.close()
             seat.close()
 
     def _take_over(self, task: Task, judge: Simulator) -> bool:
@@ -189,7 +190,7 @@ class JobRuns:
         self.done.append(_judged(self.blank, index, task, replace(turn.run, alone=alone), judge))
         seen = _watched(turn, seat.build, self.arena)
         if not (turn.run.error or "").startswith("given up"):
-            keep(self.path, self.done[-1][0], seen)
+            self.keeper.add(self.done[-1][0], seen)
         self.arena.watched[self.job].add(seen)
         return True
 

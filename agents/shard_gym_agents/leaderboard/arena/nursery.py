@@ -65,7 +65,8 @@ def main(end: int) -> None:
 
 def needs(job: Job) -> tuple[str, ...]:
     """The suite and simulators that a job's process looks up by name."""
-    return tuple(f"{kind} {name}" for kind, name in (("suite", job.suite), ("simulator", job.planner)))
+    suite = () if job.tasks else (f"suite {job.suite}",)
+    return (*suite, f"simulator {job.planner}")
 
 
 def cannot_serve(modules: Sequence[str], needed: Sequence[str]) -> str:

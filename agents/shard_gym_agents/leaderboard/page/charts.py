@@ -52,7 +52,7 @@ def gap_and_time(board: Board) -> Markup | None:
 
 
 def profile(board: Board, track: str) -> Markup | None:
-    """For each gap the share of runs that stay within it."""
+    """Draw for each gap the share of runs that stay within it."""
     shown = board.of_track(track)
     if not shown:
         return None
@@ -241,7 +241,7 @@ def _strip_row(entrant: Entrant, top: float, width: float) -> Markup:
     """The name of an agent and its cells, those of a colour as one path."""
     gaps, solved = entrant.gaps.mean(axis=1), entrant.solved()
     side, high = number(max(width - 1, width * 0.8), 2), ROW - 2
-    paths = {}
+    paths: dict[str, str] = {}
     for task, (gap, fine) in enumerate(zip(gaps, solved, strict=True)):
         left = NAMES + task * width
         colour = f"s{colour_of(gap)}" if fine else "missed"

@@ -13,7 +13,7 @@ from shard_gym_agents.leaderboard.page.markup import Markup, join, number, short
 from shard_gym_agents.leaderboard.ranking import Estimate
 
 WHISKER = 150  # pixels of the column that draws intervals
-LONGEST_NOTE = 64  # characters
+LONGEST_NOTE = 100  # characters
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Column:
         return " ".join(["extra"] * self.extra + ["words"] * self.words) or None
 
     def key(self, entrant: Entrant) -> str:
-        """What the script sorts by."""
+        """The text of the value that the script sorts by."""
         value = self.value(entrant)
         return short(value) if isinstance(value, str) else f"{math.inf if math.isnan(value) else value:.6g}"
 
@@ -79,14 +79,16 @@ COSTS = (
         "Of the same plans; the median.",
         extra=True,
     ),
-    Column("seeds", lambda e: e.row.seeds, lambda e: e.row.seeds, extra=True),
 )
 
 
 def columns(shown: Sequence[Entrant]) -> list[Column]:
     """The columns of a table; gaps in other budgets have one each."""
     budgets = sorted({budget for e in shown for budget in e.row.gap_at})
-    return [*RANKS, *map(_at, budgets), *COSTS]
+    costs = [column for column in COSTS if any(column.key(e) != "inf" for e in shown)]  # not all are known of old runs
+    if budgets:
+        costs = [column for column in costs if column.name != "speedup"]  # cards have it
+    return [*RANKS, *map(_at, budgets), *costs]
 
 
 def _at(budget: float) -> Column:
@@ -143,7 +145,7 @@ def _row(board: Board, entrant: Entrant, found: Sequence[Column], axis: Axis) ->
 
 
 def _note(entrant: Entrant) -> Markup | None:
-    """What went wrong, or is odd, in a few words below the name; the card has all of them."""
+    """A few words below the name on what went wrong, or is odd; the card has all of them."""
     told = "; ".join(filter(None, (entrant.row.error, entrant.row.note)))
     return tag("span", short(told, LONGEST_NOTE), class_="note") if told else None
 
@@ -161,9 +163,11 @@ def _whisker(found: Estimate, axis: Axis) -> Markup:
 
 def _scale(axis: Axis) -> Markup:
     """Names above the intervals."""
-    names = [
-        tag("text", percent(g), x=number(axis(g)), y=11, text_anchor="start" if axis(g) < 12 else "middle")
-        for g in gap_names(axis)
-    ]
+    names = [tag("text", percent(g), x=number(axis(g)), y=11, text_anchor=_side(axis(g))) for g in gap_names(axis)]
     label = "mean gap with its 95 % interval"
     return tag("svg", *names, viewBox=f"0 0 {WHISKER} 16", role="img", aria_label=label)
+
+
+def _side(pixel: float) -> str:
+    """The side of a name that stays where its value is, so that the name stays inside."""
+    return "start" if pixel < 12 else "end" if pixel > WHISKER - 16 else "middle"

@@ -12,7 +12,7 @@ import argparse
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import shard_gym_agents
@@ -23,7 +23,7 @@ from shard_gym.records.files import write_whole
 from shard_gym.records.locks import held
 from shard_gym.results import write_results
 from shard_gym.task import suites
-from shard_gym_agents.leaderboard.arena.flags import add_arena, rules_of
+from shard_gym_agents.leaderboard.arena.flags import add_arena, import_modules, rules_of
 from shard_gym_agents.leaderboard.arena.rules import FULL, findable
 from shard_gym_agents.leaderboard.references import today
 from shard_gym_agents.leaderboard.rounds import folder as stages
@@ -64,6 +64,7 @@ def new(options: argparse.Namespace) -> None:
 
 def open_round(options: argparse.Namespace) -> int:
     """Let the agents plan the tasks."""
+    import_modules(options.imports)
     rules = stages.expect_sealed(options.folder)
     tasks = tasks_of(rules, checked(rules, Secret.load(_secret_path(options)), str(_secret_path(options))))
     agents = _agents(options, rules)
@@ -104,7 +105,7 @@ def close(options: argparse.Namespace) -> None:
     """Reveal the seed, replay everything, and rank."""
     rules = stages.expect_opened(options.folder)
     secret = checked(rules, Secret.load(_secret_path(options)), str(_secret_path(options)))
-    rows = [asdict(row) for row in replayed(options.folder, rules, secret).standings]
+    rows = replayed(options.folder, rules, secret).standings
     closed = Closed(rules.commitment, today(), secret.seed, secret.salt, rows)
     text = report(rules, stages.read(options.folder, Opened), closed)
     write_whole(options.folder / stages.REPORT, text)
@@ -118,7 +119,7 @@ def check(options: argparse.Namespace) -> None:
     closed = stages.read(options.folder, Closed)
     where = options.folder / stages.CLOSED
     secret = checked(rules, Secret(closed.seed, closed.salt), str(where))
-    if [asdict(row) for row in replayed(options.folder, rules, secret).standings] != closed.standings:
+    if replayed(options.folder, rules, secret).standings != closed.standings:
         raise CorruptFile(f"{where}: the plans give other standings")
     commands.show(
         f"{options.folder}: {rules.tasks} tasks made again from the seed, all plans scored again: all as stored"

@@ -47,7 +47,7 @@ def play(jobs: Sequence[Job], rules: Rules, partial: Path, workers: int, users: 
     """Let agents plan; runs that an earlier command finished are taken from the folder. `users` are theirs."""
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # workers inherit it
     partial.mkdir(parents=True, exist_ok=True)
-    nursery = Nursery(rules, dict.fromkeys(job.agent for job in jobs))
+    nursery = Nursery(rules, dict.fromkeys(job.agent for job in jobs), jobs)
     arena = Arena(nursery, partial, agents=tuple(users))
     try:
         about = _described(jobs, arena, workers)
