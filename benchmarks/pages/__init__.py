@@ -8,6 +8,7 @@
 | decisions | in fidelity.md | what predicted costs are worth to a search |
 | executed | executed.md | plans of every kind, trained by TorchRec on gloo |
 | fidelity | fidelity.md | how true predicted costs are |
+| fidelity_v2 | fidelity_v2.md | the same of the second edition of the fits, from committed data in seconds |
 | flexshard | flexshard.md | rows in tiers against the linear relaxation, in bytes sent, and by PPO |
 | fuzz | fuzz.md | what malformed input does to readers, constructors and commands |
 | headroom | headroom.md | how much each suite leaves to find; searches for best known plans |
