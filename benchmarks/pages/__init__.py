@@ -20,7 +20,7 @@
 | rounds | rounds.md | whether a sealed round ranks agents as the public test does |
 | scaling | scaling.md | time and memory of a plan over the size of the task |
 | searches | searches.md | what the searches reach in a time, suite by suite |
-| throughput | printed | steps, plans and predictions a second, beside their targets |
+| throughput | printed, speed.md | steps, plans and predictions a second, beside their targets |
 | torchrec_plans | torchrec_plans.md | TorchRec's planner beside ours, over all kinds of sharding |
 | torchrec_whole | torchrec.md | the same of whole tables |
 | vector_throughput | vector.md | steps of the vector environment, by number and size |
