@@ -156,7 +156,7 @@ def test_the_table_and_its_page(tmp_path):
 
 
 def test_best_known_plans_are_kept_only_on_demand(tmp_path, lead, capsys):
-    """By another judge than the suite's: the makespans that are shipped know nothing of it."""
+    """Another judge than the suite's: the makespans that are shipped know nothing of it."""
     other = ("--simulator", "roofline:h200-v1")
     options = ("--agents", "random", "--tasks", "3", "--seeds", "2", "--json", *other)
     lead(tmp_path, *options)

@@ -64,7 +64,7 @@ def _timing(found: Ranking, workers: int) -> str:
 
 
 def host() -> str:
-    """This machine."""
+    """The machine that runs this."""
     return f"{os.cpu_count()} cores ({platform.machine()})"
 
 
@@ -100,7 +100,7 @@ def _isolation(found: Ranking) -> str:
 
 
 def _words(row: Row) -> str:
-    """What went wrong with an agent, or is odd about it."""
+    """Notes on an agent: what went wrong, or is odd."""
     return "; ".join(filter(None, (row.error, row.note)))
 
 
