@@ -19,7 +19,7 @@ from shard_gym_agents.leaderboard.rounds import command as module
 from shard_gym_agents.leaderboard.rounds import sealed
 from shard_gym_agents.leaderboard.rounds.closing import references
 from shard_gym_agents.leaderboard.rounds.contest import Played
-from shard_gym_agents.leaderboard.rounds.folder import Opened, Round, read
+from shard_gym_agents.leaderboard.rounds.folder import Opened, Round, parsed, read
 from shard_gym_agents.leaderboard.rounds.sealed import Secret, checked, tasks_of
 
 AGENTS = ["--agents", "cost-greedy,lookup-greedy,random", "--agent", "round_spy:Spy"]
@@ -238,6 +238,17 @@ def test_commitments_bind_rules_seed_and_salt(held):
     assert len(found) == 5
     with pytest.raises(CorruptFile, match="do not give"):
         checked(rules, others[1], "here")
+
+
+@pytest.mark.parametrize("odd", [None, True, -1.5, "\ud800", [[]], {"a": None}])
+def test_a_field_of_another_type_is_refused(held, odd):
+    whole = json.loads((held / "opened" / "opened.json").read_text())
+    for name, value in whole.items():
+        if not (isinstance(odd, str) and isinstance(value, str) and name != "schema"):
+            with pytest.raises(CorruptFile):
+                parsed({**whole, name: odd}, Opened, "a file")
+        with pytest.raises(CorruptFile):
+            parsed({field: value for field, value in whole.items() if field != name}, Opened, "a file")
 
 
 def test_rank_correlation_by_hand():

@@ -25,7 +25,7 @@ from shard_gym.measuring.measurements import CUTS, Measurements, pool_named
 from shard_gym.measuring.shards import ALL_DIMS, SUITE_DIMS, WIDE_DIMS, Drawn
 from shard_gym.plan.plan import Plan
 from shard_gym.records import commands
-from shard_gym.records.files import write_whole
+from shard_gym.records.files import read_json, write_whole
 from shard_gym.simulators import FastSimulator, single_costs
 from shard_gym.simulators.base import plan_latency
 from shard_gym.task.task import Task
@@ -158,8 +158,23 @@ def yardsticks(hardware: Hardware, count: int, seed: int) -> Measurements:
     return blank(reference.take(np.sort(picked)))
 
 
+def again(path: Path) -> Measurements:
+    """The shards of plans that were written before."""
+    by_pool: dict[str, dict[Any, None]] = {}
+    for plan in read_json(path)["plans"]:
+        shards = ((tuple(table), tuple(dim)) for table, dim in plan["shards"])
+        by_pool.setdefault(plan["pool"], {}).update(dict.fromkeys(shards))
+    return Measurements.concat(
+        [Measurements.unmeasured(pool, list(shards), "searched", round=3) for pool, shards in by_pool.items()]
+    )
+
+
 def write(options: Namespace) -> None:
     """Write the list."""
+    tell_pace = yardsticks(Hardware(options.hardware), options.yardsticks, options.seed)
+    if options.again:
+        Measurements.concat([again(options.again), tell_pace]).save(options.out)
+        return
     planner = simulators.make(options.planner)
     assert isinstance(planner, FastSimulator)
     counts = {"planner": options.planner_shards, "judge": options.judge_shards, "test": options.test_shards}
@@ -171,7 +186,7 @@ def write(options: Namespace) -> None:
         for seed, role in enumerate(counts, options.seed)
     }
     parts = [mixtures[role].drawn(count) for role, count in counts.items() if count]
-    found = Measurements.concat([*parts, yardsticks(Hardware(options.hardware), options.yardsticks, options.seed)])
+    found = Measurements.concat([*parts, tell_pace])
     found.save(options.out)
     if options.plans:
         plans = ",\n".join(json.dumps(plan) for plan in mixtures["test"].plans)
@@ -192,6 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget", type=float, default=0.3, help="seconds of a search")
     parser.add_argument("--seed", type=int, default=200)
     parser.add_argument("--plans", type=Path, help="JSON file for the test's plans")
+    parser.add_argument("--again", type=Path, help="only list the shards of the plans in this file")
     parser.add_argument("--out", type=Path, required=True)
     return commands.run(parser, write, argv)
 

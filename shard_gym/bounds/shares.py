@@ -125,7 +125,7 @@ def _of_sums(maxima: Maxima, pieces: Pieces) -> Iterator[Share]:
 
 
 def factor_shares(task: Task, simulator: FastSimulator) -> Iterator[_Held]:
-    """What a device holds that has as much of the work as all have on average, for costs that are factors."""
+    """Intervals of what a device holds with as much work as all have on average, where costs are factors."""
     factors, pieces = simulator.factors(), pieces_of(task, simulator)
     if factors is None:
         return

@@ -91,7 +91,7 @@ class Pieces:
         return weights
 
     def links(self, case: Any) -> tuple[np.ndarray, float]:
-        """What a column on each device adds through the links, (K,), and what all add: an all-to-all there and back."""
+        """Ms that a column on each device adds through the links, (K,), and that all add: there and back."""
         devices = self.task.num_devices
         if self.wires is None or devices == 1:
             return np.zeros(devices), 0.0

@@ -49,7 +49,7 @@ class _Dual(Linear):
     """max sum of y, what each table adds at least, and what all pay, less all room at its price."""
 
     def __init__(self, cases: Cases, crowded: int | None = None) -> None:
-        """Of all plans with no device empty, or of those with as many tables on the `crowded` one as some must hold."""
+        """Take all plans with no device empty, or those with as many tables on the `crowded` one as some must hold."""
         super().__init__()
         self.crowded, self.most = crowded, -(-cases.task.num_tables // cases.task.num_devices)
         self.count = self.variable(cost=-float(self.most), upper=INFINITY if crowded is not None else 0.0)
