@@ -28,8 +28,8 @@ from shard_gym_agents.learners import trained
 
 ROOT = Path(__file__).parents[1]
 JSON_KEYS = (
-    "suite agent track planner judge seeds rank feasible latency_ms gap gap_interval iqm speedup balance plan_seconds "
-    "cpu_seconds gap_at build_seconds isolation error note"
+    "suite agent track planner judge seeds rank feasible latency_ms gap gap_interval iqm p speedup balance "
+    "plan_seconds cpu_seconds gap_at build_seconds isolation error note"
 )
 
 
