@@ -75,8 +75,9 @@ class Hardware:
         return sorted(self.folder.glob(f"{self.name}-visits-*.npz"))
 
     def visited_plans(self) -> list[Path]:
-        """Files of the plans whose devices are among the shards of those campaigns."""
-        return sorted(self.folder.glob(f"{self.name}-visits-*-plans.json"))
+        """Files of the plans whose devices are among the shards of those campaigns, where they were measured."""
+        paths = [path.with_name(f"{path.stem}-plans.json") for path in self.visits()]
+        return [path for path in paths if path.exists()]
 
     def result(self, name: str) -> Path:
         """Path of a page of this hardware, without its ending."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shard_gym import Constraints, Plan, Task, simulators, suites
 from shard_gym.bounds import certificate, least_filled, lower_bound, must_hold, shared_out
-from shard_gym.bounds.shares import Share, least_between, least_of, pieces_of, shares_of
+from shard_gym.bounds.shares import Share, below_a_unit, least_between, least_of, pieces_of, shares_of
 from shard_gym.errors import InfeasibleTask, SimulatorError
 from shard_gym.memory.usage import device_bytes, table_bytes
 from shard_gym.plan.random_plans import random_placements
@@ -23,6 +23,7 @@ from tests.pool_helpers import fp16_pool as make_pool
 
 ROOFLINE = simulators.make("roofline:rtx2080ti-x4-v1")
 PLANNER, JUDGE = simulators.make("learned:cpu-v1"), simulators.make("learned:cpu-judge-v1")
+RAMPS = simulators.make("learned:cpu-v2")  # whose units stop growing
 SIMULATORS = [ROOFLINE, *(simulators.make(f"roofline:{name}-v1") for name in ("a100-x32-roce", "h100")), PLANNER, JUDGE]
 WIRES = [
     None,
@@ -200,7 +201,7 @@ def test_weights_that_lower_a_factor_are_refused(monkeypatch):
 
 @settings(max_examples=8, deadline=None)
 @given(st.integers(0, 10**6))
-@pytest.mark.parametrize("simulator", [PLANNER, JUDGE], ids=lambda s: s.id)
+@pytest.mark.parametrize("simulator", [PLANNER, JUDGE, RAMPS], ids=lambda s: s.id)
 @pytest.mark.parametrize("phase", ["forward", "backward", "both"])
 def test_no_shard_of_a_weight_costs_less_than_its_least(phase, simulator, seed):
     rng = np.random.default_rng(seed)
@@ -216,6 +217,14 @@ def test_no_shard_of_a_weight_costs_less_than_its_least(phase, simulator, seed):
     latency = simulator.latency(replace(task, objective="kernel"), placement)
     cost = {"forward": latency.forward_compute, "backward": latency.backward_compute, "both": latency.compute}[phase]
     assert share.least(float(share.weights[held].sum()) * (1 - 1e-9)) <= cost[0, 0]
+
+
+def test_a_line_below_a_unit_that_stops():
+    seen = np.array([[-3.0, -1.0], [-2.0, 0.5], [-1.0, 4.0], [0.2, 0.7], [0.2, 4.0], [2.0, 3.0]])
+    slope, start = below_a_unit(*seen.T, 1.0)
+    inside = np.linspace(*seen.T, 101)
+    assert (start + slope * inside <= inside.clip(0, 1) + 1e-12).all()
+    assert (slope + start)[[3, 5]].tolist() == [1, 1] and slope[2] == 1 / 4  # as good as they can be
 
 
 def test_devices_of_two_speeds_share_weights_by_speed():

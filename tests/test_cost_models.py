@@ -198,6 +198,7 @@ def test_the_command_fits_and_writes_a_card(measured, tmp_path, capsys):
     assert card["data"] == Measurements.concat([measured]).content_hash
     assert "epoch 2/2" in capsys.readouterr().err
     json.dumps(card)
+    assert main([*arguments, "--trend", "learned:cpu-v1"]) == 2 and "needs --pace" in capsys.readouterr().err
     (tmp_path / "m.npz").write_bytes(b"PK")
     assert main(arguments) == 2
     assert "m.npz" in capsys.readouterr().err

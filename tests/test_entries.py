@@ -207,17 +207,17 @@ def test_a_judge_that_is_a_file_is_not_opened(results, tmp_path):
 
 
 def test_an_entry_that_comes_twice_is_refused_and_the_others_are_told(made, results, capsys):
-    again = made.with_name("copy")
+    again, stolen, own = (made.with_name(name) for name in ("copy", "stolen", "z"))
     shutil.copytree(made, again)
-    pack(
-        each(agent="size-greedy")(results),
-        replace(FACTS, agent="size-greedy", command="size-greedy"),
-        made.with_name("z"),
-    )
-    codes = [type(found).__name__ for _, found in validate_all([made, again, made.with_name("z")])]
-    assert codes == ["Validated", "EntryRefused", "Validated"]
+    thief = replace(FACTS, agent="mine:Own", command="mine:Own", authors=("A. Thief",))
+    pack(each(agent="mine:Own")(results[:9]), thief, stolen)
+    slower = [replace(r, agent="size-greedy", wall_seconds=r.wall_seconds + 1) for r in results[:9]]
+    pack(slower, replace(FACTS, agent="size-greedy", command="size-greedy"), own)
+    found = dict(validate_all([made, again, stolen, own]))
+    assert [type(one).__name__ for one in found.values()] == ["Validated", "EntryRefused", "EntryRefused", "Validated"]
+    assert "the runs are those of" in str(found[stolen])
     assert main(["validate", str(made.parent)]) == 1
-    assert "copy is in" not in capsys.readouterr().out
+    assert capsys.readouterr().err.count("refused: ") == 2
 
 
 WORDS = {

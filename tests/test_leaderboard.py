@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +21,15 @@ from shard_gym.results.replay import replay
 from shard_gym.task import suites
 from shard_gym_agents.leaderboard import command as command_module
 from shard_gym_agents.leaderboard import jobs, machine, references, retraining
+from shard_gym_agents.leaderboard.arena.job import Job
+from shard_gym_agents.leaderboard.forecast import seconds_of
 from shard_gym_agents.leaderboard.runs import TIMED
 from shard_gym_agents.learners import trained
 
 ROOT = Path(__file__).parents[1]
 JSON_KEYS = (
-    "suite agent track planner judge seeds feasible latency_ms gap gap_interval iqm speedup balance plan_seconds "
-    "cpu_seconds gap_at build_seconds isolation error note"
+    "suite agent track planner judge seeds rank feasible latency_ms gap gap_interval iqm p speedup balance "
+    "plan_seconds cpu_seconds gap_at build_seconds isolation error note"
 )
 
 
@@ -153,7 +156,7 @@ def test_the_table_and_its_page(tmp_path):
 
 
 def test_best_known_plans_are_kept_only_on_demand(tmp_path, lead, capsys):
-    """By another judge than the suite's: the makespans that are shipped know nothing of it."""
+    """Another judge than the suite's: the makespans that are shipped know nothing of it."""
     other = ("--simulator", "roofline:h200-v1")
     options = ("--agents", "random", "--tasks", "3", "--seeds", "2", "--json", *other)
     lead(tmp_path, *options)
@@ -218,11 +221,21 @@ def test_budgets_are_columns_of_an_agent_and_all_its_runs_are_kept(tmp_path, lea
     assert {r.seed for r in results if r.alone} == {0}
 
     said = done.err.splitlines()
-    assert any(line.startswith("60 plans to make: about 0:0") for line in said)
+    assert any(line.startswith("60 plans to make: about ") for line in said)
     assert said[-2:] == [
         f"written to {tmp_path}: core-80x8.md, core-80x8.jsonl, leaderboard.html",
         f"look: python -m webbrowser -t {tmp_path}/leaderboard.html",
     ]
+
+
+def test_how_long_it_will_take_by_hand():
+    job = Job("core-80x8", "auto", 0, "", "", budget=0.1)
+    told = {"config": {"budget": 0.1}, "build_seconds": 1.0}
+    assert seconds_of({job: told}, tasks=12, workers=2) == pytest.approx(12 * 0.1 + 2)  # built to be timed, and again
+    jobs = {replace(job, seed=seed): told for seed in range(3)}
+    alone = 10 * 0.1 + 1
+    assert seconds_of(jobs, tasks=12, workers=2) == pytest.approx(alone + (2 * 0.1 + 2 * 12 * 0.1 + 3) / 2)
+    assert seconds_of({replace(job, agent="cost-greedy"): told | {"config": {}}}, 12, 1) < 12 * 0.1 + 2
 
 
 def test_what_cannot_run_is_said_before_the_run(tmp_path, lead):

@@ -77,9 +77,9 @@ def test_every_learned_simulator_is_fast_and_computes_nothing_for_nothing(simula
 
 
 @settings(max_examples=25)
-@given(st.integers(0, 10**6))
-def test_one_more_table_never_makes_our_shard_cheaper(ours, seed):
-    task = draw_task(seed)
+@given(st.integers(0, 10**6), st.sampled_from(("ours", "physics")))
+def test_one_more_table_never_makes_our_shard_cheaper(simulators, seed, name):
+    task, ours = draw_task(seed), simulators[name]
     placement = np.zeros(task.num_tables, int)
     steps = np.where(np.arange(task.num_tables) <= np.arange(task.num_tables)[:, None], placement, -1)
     compute = ours.latency(task, steps).compute[:, 0]

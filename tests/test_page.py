@@ -3,16 +3,20 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from shard_gym import simulators
+from shard_gym.errors import CorruptFile
 from shard_gym.results import write_results
 from shard_gym.results.evaluate import score
 from shard_gym.simulators.base import plan_latency
 from shard_gym_agents.leaderboard import page as pages
+from shard_gym_agents.leaderboard.entries.card import Card
+from shard_gym_agents.leaderboard.entries.entry import pack
 from shard_gym_agents.leaderboard.page import stored
 from shard_gym_agents.leaderboard.page.axes import NEAREST, duration, gap_axis, gap_names
 from shard_gym_agents.leaderboard.page.plans import DIGITS, FULLEST, LEVELS, costs, drawn
@@ -98,6 +102,55 @@ def test_stored_results_give_the_same_board(tmp_path, boards):
     (tmp_path / "nowhere").mkdir()
     with pytest.raises(pages.InvalidResult, match="holds no results"):
         stored.boards([tmp_path / "nowhere", tmp_path], tmp_path)
+
+
+def test_stored_runs_in_several_budgets_are_ranked_by_the_published_one(tmp_path, boards):
+    results = [result for runs in boards[0].runs["first"] for result, _ in runs]
+    given = {budget: [replace(r, config={"seed": r.seed, "budget": budget}) for r in results] for budget in (0.01, 0.1)}
+    write_results(tmp_path / "run.jsonl", given[0.01] + given[0.1])
+    (board,) = stored.boards([tmp_path], tmp_path)
+    (entrant,) = board.entrants
+    assert entrant.row.budget == 0.1 and set(entrant.row.gap_at) == {0.01, 0.1}
+    assert "at 10 ms" in pages.html([board])
+    write_results(tmp_path / "run.jsonl", [replace(r, config={"budget": "much"}) for r in results])
+    with pytest.raises(pages.InvalidResult, match="a budget is seconds"):
+        stored.boards([tmp_path], tmp_path)
+
+
+@pytest.mark.slow
+def test_ten_suites_of_25_agents_take_less_than_three_megabytes():
+    keys = "metasyn-80x8 metasyn-160x16 dlrm-50x4 dlrm-100x4 core-60x4 core-80x8 tight-80x8 tightmix-80x8 hetero-80x8"
+    agents = {f"agent-number-{i}": "search" if i % 2 else "blind" for i in range(25)}
+    many = [random_board(key, agents, 100) for key in keys.split()] + [random_board("prod-1000x128", agents, 20)]
+    assert len(pages.html(many).encode()) < 3_000_000
+
+
+def test_an_entry_is_shown_with_the_card_of_its_authors(tmp_path, boards):
+    board = boards[0]
+    results = [result for runs in board.runs["second"] for result, _ in runs]
+    card = Card(
+        agent="second",
+        authors=("A. Author",),
+        command="run second",
+        version="7.1",
+        licence="MIT",
+        link="",
+        track="search",
+        suites=("dlrm-10x2",),
+        seeds=(0, 1),
+        hardware="an abacus",
+        training="none",
+        checkpoints=(),
+    )
+    (tmp_path / "second").mkdir()
+    pack(results, card, tmp_path / "second")
+    html = pages.html(stored.boards([tmp_path], tmp_path / "nowhere"))
+    with pytest.raises(pages.InvalidResult, match="task number 0 of dlrm-10x2 in two files"):
+        stored.boards([tmp_path, tmp_path / "second"], tmp_path)
+    (tmp_path / "second" / "entry.json").unlink()
+    with pytest.raises(CorruptFile, match=r"no entry\.json"):
+        stored.boards([tmp_path], tmp_path)
+    assert all(f"<dd>{words}</dd>" in html for words in ("A. Author", "7.1", "MIT", "an abacus"))
 
 
 def test_axes_of_gaps_have_a_place_for_all_of_them():
@@ -194,6 +247,7 @@ def test_agents_are_filtered_by_name_and_track(page):
     box.fill("ir")
     assert names(page) == ["first", "third"] and names(page, "blind") == []
     assert page.locator("#suite-dlrm-10x2 output").inner_text() == "2 of 5 agents"
+    assert page.locator("#suite-dlrm-10x2 .strip .dim").count() == 3
     box.fill("")
     page.locator("#suite-dlrm-10x2 input[data-track=search]").uncheck()
     assert not page.locator("#suite-dlrm-10x2 table.ranked[data-track=search]").is_visible()

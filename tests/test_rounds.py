@@ -13,12 +13,13 @@ from benchmarks import rounds as rehearsal
 from shard_gym import suites
 from shard_gym.errors import CorruptFile, InvalidTask
 from shard_gym.results import read_results, write_results
+from shard_gym.results.evaluate import Score
 from shard_gym_agents.cli.main import main
 from shard_gym_agents.leaderboard.rounds import command as module
 from shard_gym_agents.leaderboard.rounds import sealed
-from shard_gym_agents.leaderboard.rounds.closing import references, standings
+from shard_gym_agents.leaderboard.rounds.closing import references
 from shard_gym_agents.leaderboard.rounds.contest import Played
-from shard_gym_agents.leaderboard.rounds.folder import Opened, Round, read
+from shard_gym_agents.leaderboard.rounds.folder import Opened, Round, parsed, read
 from shard_gym_agents.leaderboard.rounds.sealed import Secret, checked, tasks_of
 
 AGENTS = ["--agents", "cost-greedy,lookup-greedy,random", "--agent", "round_spy:Spy"]
@@ -206,27 +207,19 @@ def test_a_round_that_broke_off_goes_on_with_its_agents(stage, capsys, monkeypat
     assert len(seen) == 2
 
 
-def test_standings_by_hand(held):
-    folder = held / "opened"
-    opened = read(folder, Opened)
-    results = [(r, module_score(r)) for r in read_results(folder / "results.jsonl")]
-    runs = {"cost-greedy": [pair for pair in results if pair[0].agent == "cost-greedy"]}
-    makespan = np.array([r.makespan for r, _ in runs["cost-greedy"]])
-    lost = [(replace(r, plan=None, makespan=None, error="late: 2 s"), None) for r, _ in runs["cost-greedy"]]
-    rows = standings({**runs, "lost": lost}, makespan / 2, np.array(opened.random))
-    assert (rows[0].agent, rows[0].gap, rows[0].feasible) == ("cost-greedy", 1.0, 1.0)
-    assert rows[1].gap == pytest.approx(np.mean(opened.random / (makespan / 2) - 1))
-    assert rows[1].feasible == 0
-    halves = [(r, replace(s, makespan=s.makespan / 2)) for r, s in runs["cost-greedy"][:2]]
-    found = references({**runs, "auto": [*halves, lost[2]]}, opened.random)
-    assert found == pytest.approx([makespan[0] / 2, makespan[1] / 2, makespan[2]])
-    assert references({"auto": lost}, opened.random) == pytest.approx(opened.random)
-
-
-def module_score(result):
-    from shard_gym.results.evaluate import Score
-
-    return None if result.makespan is None else Score(result.makespan, 1.0)
+def test_references_are_the_better_plan_of_the_host(held):
+    opened = read(held / "opened", Opened)
+    random = np.array(opened.random)
+    results = read_results(held / "opened" / "references.jsonl")
+    greedy, auto = ([r for r in results if r.agent == agent] for agent in ("cost-greedy", "auto"))
+    feasible = {
+        r.agent: [(r, Score(r.makespan, 1.0)) for r in runs] for r, runs in ((greedy[0], greedy), (auto[0], auto))
+    }
+    best = [min(a.makespan, b.makespan) for a, b in zip(greedy, auto, strict=True)]
+    assert references(feasible, random) == pytest.approx(best)
+    lost = [(r, Score(r.makespan, 1.0, ("too large",))) for r in auto]
+    assert references(feasible | {"auto": lost}, random) == pytest.approx([r.makespan for r in greedy])
+    assert references({"auto": lost}, random) == pytest.approx(random)
 
 
 def test_a_secret_is_never_overwritten(tmp_path, capsys):
@@ -247,12 +240,26 @@ def test_commitments_bind_rules_seed_and_salt(held):
         checked(rules, others[1], "here")
 
 
+@pytest.mark.parametrize("odd", [None, True, -1.5, "\ud800", [[]], {"a": None}])
+def test_a_field_of_another_type_is_refused(held, odd):
+    whole = json.loads((held / "opened" / "opened.json").read_text())
+    for name, value in whole.items():
+        if not (isinstance(odd, str) and isinstance(value, str) and name != "schema"):
+            with pytest.raises(CorruptFile):
+                parsed({**whole, name: odd}, Opened, "a file")
+        with pytest.raises(CorruptFile):
+            parsed({field: value for field, value in whole.items() if field != name}, Opened, "a file")
+
+
 def test_rank_correlation_by_hand():
     three = np.array([1.0, 2.0, 3.0])
     assert rehearsal.agreement(three, three) == 1
     assert rehearsal.agreement(three, -three) == -1
     assert rehearsal.agreement(three, np.array([1.0, 3.0, 2.0])) == pytest.approx(1 / 3)
     assert rehearsal.agreement(three, np.stack([three, -three])).tolist() == [1, -1]
+    two_alike = np.array([1.0, 1.0, 3.0])
+    assert rehearsal.agreement(two_alike, two_alike) == 1
+    assert rehearsal.agreement(two_alike, three) == pytest.approx(2 / 6**0.5)
 
 
 def test_the_page_tells_which_pairs_change():

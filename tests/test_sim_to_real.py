@@ -155,7 +155,7 @@ def test_plans_that_split_tables_and_solvers_without_a_plan_are_kept(tmp_path, m
 
 
 def test_gains_over_ladder_by_hand():
-    """On the two tasks that both plan, 10 % less is measured where 20 % was predicted; the third one only it plans."""
+    """Two tasks that both plan: 10 % less is measured where 20 % was predicted; the third one only it plans."""
     predicted = np.array([[10.0, 8.0], [20.0, 16.0], [np.inf, 5.0]])
     devices = np.stack([np.array([[10.0, 9.0], [20.0, 18.0], [np.inf, 5.0]])[..., None]] * 3)
     found = Outcome("p", ("ladder", "search"), predicted, predicted, predicted[..., None], devices)

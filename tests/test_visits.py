@@ -8,6 +8,7 @@ import pytest
 from shard_gym.errors import InvalidPool
 from shard_gym.measuring import predictors
 from shard_gym.measuring.campaign import as_measurements
+from shard_gym.measuring.drift import settled
 from shard_gym.measuring.measurements import Measurements, at_pace, combined, pace_by_size, pool_named
 from shard_gym.measuring.shards import Shard
 
@@ -57,6 +58,27 @@ def test_small_shards_have_a_pace_of_their_own():
     assert found.run_ms[:, 0].sum(axis=-1) == pytest.approx(reference.total_ms, rel=1e-3)
     with pytest.raises(InvalidPool, match="needs 200"):
         pace_by_size(slow.take(np.arange(9)), reference)
+
+
+def test_a_settled_campaign_has_each_shard_once_at_the_pace_of_the_reference():
+    """Shards of two visits, the later half of all a tenth slower: a drift that a fit sees."""
+    ms = np.exp(np.linspace(0, 4, 240))
+    reference = visits(ms[:, None, None])
+    campaign = visits(np.repeat((1.3 * ms)[:, None, None], 2, axis=1))
+    order = np.random.default_rng(0).permutation(480)
+    slow = np.where(order < 240, 1.0, 1.1)
+    campaign = replace(at_pace(campaign, 1 / slow), at=order)
+    found = settled(campaign, reference, lambda m: ms[m.table])
+    assert len(found) == 240 and found.total_ms == pytest.approx(ms, rel=0.03)
+    assert found.card["pace"] == pytest.approx(1.36, rel=0.02)
+    plain = settled(replace(campaign, run_ms=np.zeros(0)), reference, lambda m: ms[m.table])
+    assert len(plain) == 480 and plain.total_ms == pytest.approx(ms[campaign.table], rel=0.06)
+
+
+def test_pools_are_picked_with_their_blocks():
+    both = Measurements.concat([Measurements.unmeasured(f"{POOL}_rows", [([1], [4])]), visits([[[1.0]]])])
+    other = Measurements.concat([both, Measurements.unmeasured("metasyn_1_856", [([1], [4])])])
+    assert len(predictors.of_pools(other, [POOL])) == 2 and len(predictors.of_pools(other, ["metasyn_1_856"])) == 1
 
 
 def test_blocks_are_smaller_tables_of_the_same_table():

@@ -37,12 +37,12 @@ from shard_gym.simulators.learned import Learned, shipped
 from shard_gym.simulators.networks import SCHEMA as WEIGHTS
 from shard_gym.simulators.networks import Weights
 from shard_gym.tables.files import load_pool, save_pool
+from shard_gym.task import suite as banks
 from shard_gym.task.machines import read_machine
 from shard_gym.task.packed import packed
-from shard_gym.task.suite import Suite, SuiteTasks, _archive
 from shard_gym.task.task import SCHEMA_3
+from shard_gym_agents.leaderboard.kept import Watched, kept_runs
 from shard_gym_agents.leaderboard.references import keep_best, load_best
-from shard_gym_agents.leaderboard.runs import Watched, _kept_runs
 
 Spoil = Callable[[bytes, np.random.Generator], bytes]
 
@@ -402,14 +402,15 @@ def _bank() -> bytes:
 def _use_bank(path: Path) -> None:
     (folder := path.with_suffix("")).mkdir(exist_ok=True)
     path.rename(folder / "banks.npz")
-    _archive.cache_clear()
-    suite = Suite("Own", 4, 2, "iteration", "roofline:h100-v2", "roofline:h100-v2", (1.0,), folder=str(folder))
-    for task in SuiteTasks(suite, "test")[:2]:
+    banks._archive.cache_clear()
+    banks._tasks.cache_clear()
+    suite = banks.Suite("Own", 4, 2, "iteration", "roofline:h100-v2", "roofline:h100-v2", (1.0,), folder=str(folder))
+    for task in suite.tasks("test")[:2]:
         _use_task(task)
 
 
 def _use_kept(path: Path) -> None:
-    for result, seen in _kept_runs(path):
+    for result, seen in kept_runs(path).values():
         sound(result.wall_seconds, seen.wall, seen.cpu, seen.idle)
 
 

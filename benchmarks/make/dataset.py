@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shard_gym.measuring.measurements import COLUMNS, KINDS, Measurements
+from shard_gym.measuring.measurements import KINDS, Measurements
 from shard_gym.records.files import write_whole
 
 FOLDER = Path(__file__).parents[2] / "measurements"
@@ -25,6 +25,9 @@ MEANING = {
     "forward_spread": "standard deviation of the forward runs kept, ms",
     "backward_spread": "standard deviation of the backward runs kept, ms",
     "kind": f"how the shard was drawn: an index into {', '.join(KINDS)}",
+    "worker": "which process measured the shard; -1: unknown",
+    "at": "when, seconds since the campaign's first; NaN: unknown",
+    "run_ms": "forward and backward of each run, ms",
     "round": "0: drawn at random; 1, 2, ...: found by search on the fit of the round before",
 }
 CONTEXT = {
@@ -71,16 +74,17 @@ def _file(path: Path) -> dict[str, Any]:
 
 
 def _record_set(path: Path) -> dict[str, Any]:
+    columns = Measurements.load(path).columns
     fields = [
         {
             "@type": "cr:Field",
             "@id": f"{path.stem}/{column}",
             "name": column,
             "description": MEANING[column],
-            "dataType": "sc:Float" if column.endswith(("_ms", "_spread")) else "sc:Integer",
+            "dataType": "sc:Float" if column.endswith(("_ms", "_spread", "at")) else "sc:Integer",
             "source": {"fileObject": {"@id": path.name}},
         }
-        for column in COLUMNS
+        for column in columns
     ]
     return {"@type": "cr:RecordSet", "@id": path.stem, "name": path.stem, "field": fields}
 

@@ -43,11 +43,13 @@ def claims_in(run: Path) -> dict[str, Claims]:
 def card_of(agent: str, claims: Claims, hardware: str) -> Card:
     """The card of an agent of ours."""
     suites, seeds = sorted(claims.suites), sorted(set().union(*claims.seeds.values()))
-    files = _weights(agent, claims)
+    files, asked = _weights(agent, claims), f"--suite {','.join(suites)} --agents {agent} --seeds {len(seeds)}"
+    if claims.budgets:
+        asked += f" --budgets {','.join(f'{budget:g}s' for budget in sorted(claims.budgets))}"
     return Card(
         agent=agent,
         authors=("ShardGym",),
-        command=f"python -m benchmarks.leaderboard --suite {','.join(suites)} --agents {agent} --seeds {len(seeds)}",
+        command=f"python -m benchmarks.leaderboard {asked}",
         version=__version__,
         licence="Apache-2.0",
         link="",

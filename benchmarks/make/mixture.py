@@ -12,6 +12,7 @@ import json
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,9 @@ from shard_gym.measuring.measurements import CUTS, Measurements, pool_named
 from shard_gym.measuring.shards import ALL_DIMS, SUITE_DIMS, WIDE_DIMS, Drawn
 from shard_gym.plan.plan import Plan
 from shard_gym.records import commands
-from shard_gym.records.files import write_whole
-from shard_gym.simulators import FastSimulator, single_costs
-from shard_gym.simulators.base import plan_latency
+from shard_gym.records.files import read_json, write_whole
+from shard_gym.simulators import FastSimulator
+from shard_gym.tables.pool import TablePool
 from shard_gym.task.task import Task
 from shard_gym_agents import make
 
@@ -41,7 +42,6 @@ SORTS = {"random": 0.24, "single": 0.06, "few": 0.12, "pieces": 0.24, "plans": 0
 OF_TESTS = {"random": 0.12, "single": 0.04, "few": 0.08, "pieces": 0.14, "plans": 0.62}
 ROOM = 3.4e9  # bytes of a table: the default arena of a CPU holds it
 LEAST_POOLING = 10.0  # ids a sample of a shard, but of single tables
-HALVINGS = 8
 DEVICES = 3  # of each plan that are measured; of the test's all are
 
 
@@ -75,22 +75,21 @@ class Mixture:
         shards = [source.shard(i) for i in range(count)]
         return Measurements.unmeasured(pool, [(s.table, s.dim) for s in shards], "random")
 
-    def _single(self, pool: object, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def _single(self, pool: TablePool, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         return self._tables(pool, rng, 1, 0.25, WIDE_DIMS, 0.5)
 
-    def _few(self, pool: object, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def _few(self, pool: TablePool, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         return self._tables(pool, rng, int(rng.integers(2, 7)), 0.0, WIDE_DIMS, LEAST_POOLING)
 
-    def _pieces(self, pool: object, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Mostly few tables, the much looked up ones first among those that are cut."""
+    def _pieces(self, pool: TablePool, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Mostly few tables; none, some or most of them are blocks of rows."""
         count = int(rng.integers(2, 7) if rng.random() < 0.6 else rng.integers(7, 17))
         return self._tables(pool, rng, count, float(rng.choice([0.0, 0.3, 0.7])), ALL_DIMS, LEAST_POOLING)
 
     def _tables(
-        self, pool: object, rng: np.random.Generator, count: int, cut: float, dims: Sequence[int], least: float
+        self, pool: TablePool, rng: np.random.Generator, count: int, cut: float, dims: Sequence[int], least: float
     ) -> tuple[np.ndarray, np.ndarray]:
         """Different tables, each a block of its rows with probability `cut`, half of them weighted by their lookups."""
-        assert hasattr(pool, "pooling") and hasattr(pool, "rows")
         whole = len(pool.pooling) // len(CUTS)
         weight = np.sqrt(pool.pooling[:whole].astype(np.float64))
         while True:
@@ -106,7 +105,7 @@ class Mixture:
     def _plans(self, pool: str, count: int, rng: np.random.Generator) -> Measurements:
         """Shards of plans, a task of each shape in turn; of a test's plan all devices."""
         found: dict[tuple[tuple[int, ...], tuple[int, ...]], None] = {}
-        for tables, devices, dims in _turns():
+        for tables, devices, dims in cycle(SHAPES):
             if len(found) >= count:
                 break
             picked = rng.choice(len(pool_named(pool)), tables, replace=False)
@@ -125,25 +124,8 @@ class Mixture:
     def _planned(self, task: Task, seed: int) -> Iterator[tuple[str, Plan]]:
         yield "random", make("random", seed=seed)(task, self.planner)
         yield "cost-greedy", make("cost-greedy")(task, self.planner)
-        yield "ladder", ladder(task, self.planner)
+        yield "ladder", make("ladder")(task, self.planner)
         yield "local-search", make("local-search", seed=seed, budget=self.budget)(task, self.planner)
-
-
-def ladder(task: Task, planner: FastSimulator) -> Plan:
-    """Cost-greedy's plan after 0 to 8 halvings of the costliest piece, the best by prediction."""
-    plans, splits = [], ()
-    for _ in range(1 + HALVINGS):
-        cut = task.split(splits)
-        device = make("cost-greedy")(cut, planner).device
-        plans.append((plan_latency(planner, cut, Plan(device)).makespan("kernel"), Plan(device, splits)))
-        costs = np.where(cut.tables.dim % 8, -1.0, single_costs(planner, cut))
-        splits = (*splits, int(costs.argmax()))
-    return min(plans, key=lambda found: found[0])[1]
-
-
-def _turns() -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    while True:
-        yield from SHAPES
 
 
 def _task(pool: str, picked: np.ndarray, dim: np.ndarray, devices: int) -> Task:
@@ -158,8 +140,23 @@ def yardsticks(hardware: Hardware, count: int, seed: int) -> Measurements:
     return blank(reference.take(np.sort(picked)))
 
 
+def again(path: Path) -> Measurements:
+    """The shards of plans that were written before."""
+    by_pool: dict[str, dict[Any, None]] = {}
+    for plan in read_json(path)["plans"]:
+        shards = ((tuple(table), tuple(dim)) for table, dim in plan["shards"])
+        by_pool.setdefault(plan["pool"], {}).update(dict.fromkeys(shards))
+    return Measurements.concat(
+        [Measurements.unmeasured(pool, list(shards), "searched", round=3) for pool, shards in by_pool.items()]
+    )
+
+
 def write(options: Namespace) -> None:
     """Write the list."""
+    tell_pace = yardsticks(Hardware(options.hardware), options.yardsticks, options.seed)
+    if options.again:
+        Measurements.concat([again(options.again), tell_pace]).save(options.out)
+        return
     planner = simulators.make(options.planner)
     assert isinstance(planner, FastSimulator)
     counts = {"planner": options.planner_shards, "judge": options.judge_shards, "test": options.test_shards}
@@ -171,7 +168,7 @@ def write(options: Namespace) -> None:
         for seed, role in enumerate(counts, options.seed)
     }
     parts = [mixtures[role].drawn(count) for role, count in counts.items() if count]
-    found = Measurements.concat([*parts, yardsticks(Hardware(options.hardware), options.yardsticks, options.seed)])
+    found = Measurements.concat([*parts, tell_pace])
     found.save(options.out)
     if options.plans:
         plans = ",\n".join(json.dumps(plan) for plan in mixtures["test"].plans)
@@ -192,6 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget", type=float, default=0.3, help="seconds of a search")
     parser.add_argument("--seed", type=int, default=200)
     parser.add_argument("--plans", type=Path, help="JSON file for the test's plans")
+    parser.add_argument("--again", type=Path, help="only list the shards of the plans in this file")
     parser.add_argument("--out", type=Path, required=True)
     return commands.run(parser, write, argv)
 

@@ -105,7 +105,7 @@ def choose(options: Namespace) -> None:
 
 @dataclass(frozen=True)
 class Gain:
-    """How much faster a method's plans are than ladder's on tasks where both have one, as shares of ladder's time."""
+    """Gain of a method's plans over ladder's on tasks where both have one, as shares of ladder's time."""
 
     solver: str
     planned: int  # tasks that it found a plan for

@@ -8,6 +8,7 @@
 | decisions | in fidelity.md | what predicted costs are worth to a search |
 | executed | executed.md | plans of every kind, trained by TorchRec on gloo |
 | fidelity | fidelity.md | how true predicted costs are |
+| fidelity_v2 | fidelity_v2.md | the same of the second edition of the fits, from committed data in seconds |
 | flexshard | flexshard.md | rows in tiers against the linear relaxation, in bytes sent, and by PPO |
 | fuzz | fuzz.md | what malformed input does to readers, constructors and commands |
 | headroom | headroom.md | how much each suite leaves to find; searches for best known plans |
@@ -19,7 +20,7 @@
 | rounds | rounds.md | whether a sealed round ranks agents as the public test does |
 | scaling | scaling.md | time and memory of a plan over the size of the task |
 | searches | searches.md | what the searches reach in a time, suite by suite |
-| throughput | printed | steps, plans and predictions a second, beside their targets |
+| throughput | printed, speed.md | steps, plans and predictions a second, beside their targets |
 | torchrec_plans | torchrec_plans.md | TorchRec's planner beside ours, over all kinds of sharding |
 | torchrec_whole | torchrec.md | the same of whole tables |
 | vector_throughput | vector.md | steps of the vector environment, by number and size |

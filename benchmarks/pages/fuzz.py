@@ -1,8 +1,9 @@
-"""Try malformed input on every reader: `python -m benchmarks.fuzz --inputs 2000 --seed 0`
+"""Try malformed input on every reader: `python -m benchmarks.fuzz --inputs 10000 --seed 0`
 
 Each target of benchmarks/fuzzing/targets.py gets its share of inputs: good files and calls, spoiled. Whatever comes
 must be read, or refused by an error of ours, within five seconds and a gigabyte, and give no number that is none. What
-does not is shown, shortest first, and kept in --keep, as a file for tests/corpus.
+does not is shown, shortest first, and kept in --keep, as a file for tests/corpus. With --page a seed is a part of the
+page, which adds up all parts that are kept; those are not done again.
 """
 
 from __future__ import annotations
@@ -26,13 +27,27 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import RESULTS
 from benchmarks.fuzzing.targets import TARGETS, Target, Unsound
 from shard_gym.errors import ShardGymError
-from shard_gym.records import commands
+from shard_gym.records import commands, ledger
 from shard_gym.records.commands import count, names
+from shard_gym.records.files import write_whole
+from shard_gym.results import commit_here
 
 SECONDS, KILOBYTES = 5, 2**20  # that an input may take
 RAW, HANG, FAT, UNSOUND = "raw", "hang", "fat", "no number"
+COLUMNS = {"read": "read", "refused": "refused", "raw": RAW, "hangs": HANG, "fat": FAT, "unsound": UNSOUND}
+PARTS = "fuzz.jsonl"
+PAGE = """# Malformed input
+
+{total:,} inputs, good ones spoiled in every way that benchmarks/fuzzing knows: `python -m benchmarks.fuzz --page`.
+{read:,} were read, {refused:,} refused by an error of ours; {raw} raised another error, {hangs} took more than five
+seconds of CPU, {fat} more than a gigabyte, {unsound} gave a number that is none.
+
+| target | read | refused | raw | hangs | fat | no number |
+|---|---|---|---|---|---|---|
+"""
 
 
 class Hang(BaseException):
@@ -106,6 +121,20 @@ def able(targets: Sequence[Target] = TARGETS) -> list[Target]:
     return [target for target in targets if not target.needs or find_spec(target.needs)]
 
 
+def page(parts: Sequence[dict[str, Any]]) -> str:
+    """The page of all parts that are kept."""
+    outcomes: dict[str, Counter[str]] = {}
+    for part in parts:
+        for target, counts in part["outcomes"].items():
+            outcomes.setdefault(target, Counter()).update(counts)
+    total = sum(outcomes.values(), Counter[str]())
+    text = PAGE.format(total=total.total(), **{name: total[what] for name, what in COLUMNS.items()})
+    for target, counts in outcomes.items():
+        text += f"| {target} | {' | '.join(f'{counts[what]:,}' for what in COLUMNS.values())} |\n"
+    kinds = [f"- {target}: {what}: {told}" for part in parts for target, what, told in part["findings"]]
+    return text + "".join(f"\n{kind}" for kind in dict.fromkeys(kinds))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fuzz, and print what came of it."""
     made = commands.parser("python -m benchmarks.fuzz", __doc__)
@@ -113,10 +142,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--targets", type=names, help=f"comma-separated, of {', '.join(t.name for t in TARGETS)}")
     made.add_argument("--keep", type=Path, metavar="DIR", help="where inputs that were found go")
+    made.add_argument("--page", type=Path, nargs="?", const=RESULTS, metavar="DIR", help="add it to the page there")
     return commands.run(made, _fuzz, arguments)
 
 
 def _fuzz(options: argparse.Namespace) -> int:
+    if options.page and options.seed in {part["seed"] for part in ledger.read(options.page / PARTS)}:
+        print(f"seed {options.seed} is in {options.page / PARTS}")
+        return 0
     chosen = [t for t in able() if options.targets is None or t.name in options.targets]
     start = time.process_time()
     outcomes, findings = run(chosen, options.inputs, options.seed)
@@ -126,7 +159,12 @@ def _fuzz(options: argparse.Namespace) -> int:
         print(f"{finding.what}: {finding.target}: {finding.told}\n    {finding.content[:150]!r}")
         if options.keep:
             _keep(options.keep, finding)
-    total = sum((Counter(counts) for counts in outcomes.values()), Counter[str]())
+    if options.page:
+        found = [(finding.target, finding.what, finding.told) for finding in findings]
+        part = {"seed": options.seed, "commit": commit_here(), "outcomes": outcomes, "findings": found}
+        ledger.append(options.page / PARTS, part)
+        write_whole(options.page / "fuzz.md", page(ledger.read(options.page / PARTS)))
+    total = sum(outcomes.values(), Counter[str]())
     bad = sum(total[what] for what in (RAW, HANG, FAT, UNSOUND))
     told = f"{total.total():,} inputs, {bad} of them neither read nor refused, {len(findings)} kinds"
     print(f"{told}; {time.process_time() - start:.0f} s of CPU")

@@ -4,7 +4,8 @@
     python -m benchmarks.throughput --base ../base [--only auto] [--check]
 
 Each row is a program that both trees run in turns, every time in a new process, and that prints its seconds; bytecode
-is compiled before. Answers are printed too, where a row is about speed alone, and must be the same.
+is compiled before. Answers are printed too, where a row is about speed alone, and must be the same. All rows make the
+page speed.md.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from benchmarks import pages
 
 ROOT = Path(__file__).parents[2]
 # The table of `benchmarks.scaling` for trees that have it elsewhere; `timed` prints seconds, then what it found.
@@ -166,18 +169,45 @@ timed(lambda: [float(env.step(a)[1].sum()) for a in actions], 15)""",
 def ratios(base: str, only: str, repeats: int) -> Iterator[tuple[Row, float, float]]:
     """Each row, its seconds here, and how many times as fast as in the other tree that is: medians."""
     with tempfile.TemporaryDirectory() as cache:
+        for tree in (Path(base), ROOT):
+            _compile(tree, cache)
         for row in ROWS:
             if only not in row.what:
                 continue
             times, answers = [], set()
-            for _ in range(repeats + 1):  # one to warm up
+            for _ in range(repeats):
                 pair = [_run(tree, row, cache) for tree in (Path(base), ROOT)]
                 times.append([seconds for seconds, _ in pair])
                 answers |= {answer for _, answer in pair}
             if row.same and len(answers) > 1:
                 raise SystemExit(f"{row.what}: the trees find different answers")
-            there, here = np.array(times[1:]).T
+            there, here = np.array(times).T
             yield row, float(np.median(here)), float(np.median(there / here))
+
+
+def page(found: Sequence[tuple[Row, float, float]], command: str) -> str:
+    """The rows as Markdown."""
+    rows = [
+        [
+            row.what,
+            f"{1e3 * seconds:.4g}",
+            f"{times:.2f}",
+            "" if row.at_least is None else f"{row.at_least:g}",
+            "missed" if row.at_least and times < row.at_least else "",
+        ]
+        for row, seconds, times in found
+    ]
+    lines = ["# Speed of this tree over an older one", "", f"`{command}`, CPU time of one core, medians.", ""]
+    return "\n".join([*lines, *pages.table(("what", "ms", "times as fast", "wanted", ""), rows), ""])
+
+
+def _compile(tree: Path, cache: str) -> None:
+    """Compile the bytecode of a tree, and of what it imports."""
+    folders = [tree.resolve() / name for name in ("shard_gym", "agents")]
+    env = os.environ | {"PYTHONPYCACHEPREFIX": cache}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
+    subprocess.run([sys.executable, "-m", "compileall", "-q", *map(str, folders)], env=env, check=True)
+    _run(tree, Row("", "import shard_gym; timed(lambda: gymnasium.make('ShardGym-MetaSyn-80x8') and None)"), cache)
 
 
 def _run(tree: Path, row: Row, cache: str) -> tuple[float, str]:

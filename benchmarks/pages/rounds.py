@@ -58,8 +58,7 @@ def public(suite: Suite, options: argparse.Namespace, scratch: Path) -> Gaps:
     played = play(jobs, Rules(), scratch, workers=1, users=_split(options.agents)[1])
     _refuse_absent(dict(played.unable))
     known = references(suite, "test", suite.num_tasks("test"), suite.judge, RESULTS / "best_known")
-    runs = {job.agent: pairs for job, pairs in played.runs.items()}
-    return _rounded(closing.gaps(runs, known.best, known.random))
+    return gaps({job.agent: pairs for job, pairs in played.runs.items()}, known.random, known.best)
 
 
 def sealed(options: argparse.Namespace, place: Path) -> Gaps:
@@ -75,14 +74,22 @@ def sealed(options: argparse.Namespace, place: Path) -> Gaps:
     opened = folder.read(place / "round", folder.Opened)
     _refuse_absent(opened.unable)
     closed, rules = folder.read(place / "round", folder.Closed), folder.read(place / "round", folder.Round)
-    return _rounded(closing.replayed(place / "round", rules, Secret(closed.seed, closed.salt)).gaps)
+    found = closing.replayed(place / "round", rules, Secret(closed.seed, closed.salt))
+    return gaps(found.runs, found.random, found.reference)
+
+
+def gaps(runs: closing.Runs, random: np.ndarray, reference: np.ndarray) -> Gaps:
+    """Gaps of each agent's first seed to a reference, as shares of it."""
+    tables = {sample.agent: sample.gaps(random, reference)[:, 0] for sample in closing.samples(runs)}
+    return {agent: [round(float(gap), 6) for gap in table] for agent, table in tables.items()}
 
 
 def agreement(public: np.ndarray, of_round: np.ndarray) -> np.ndarray:
-    """Kendall's rank correlation of the mean gaps (..., agents) of two sets of tasks."""
+    """Kendall's rank correlation tau-b of the mean gaps (..., agents) of two sets of tasks."""
     first, second = np.array(list(combinations(range(public.shape[-1]), 2))).T
-    signs = (np.sign(means[..., first] - means[..., second]) for means in (public, of_round))
-    return np.asarray(np.prod(np.stack(np.broadcast_arrays(*signs)), axis=0).mean(axis=-1))
+    x, y = (np.sign(means[..., first] - means[..., second]) for means in (public, of_round))
+    ordered = np.sqrt(np.abs(x).sum(axis=-1) * np.abs(y).sum(axis=-1))
+    return np.asarray((x * y).sum(axis=-1) / ordered)
 
 
 def resampled(gaps: np.ndarray, tasks: int, seed: int) -> np.ndarray:
@@ -111,7 +118,7 @@ def _section(key: str, public: Gaps, of_round: Gaps) -> list[str]:
     agents = sorted(public, key=lambda agent: float(np.mean(public[agent])))
     both = [np.array([gaps[agent] for agent in agents]) for gaps in (public, of_round)]
     tasks = both[1].shape[1]
-    places = [1 + np.argsort(np.argsort(table.mean(axis=1), kind="stable")) for table in both]
+    places = [1 + (table.mean(axis=1)[:, None] > table.mean(axis=1)).sum(axis=1) for table in both]
     rows = []
     for i, agent in enumerate(agents):
         cells = [cell for table, place in zip(both, places, strict=True) for cell in (str(place[i]), _gap(table[i]))]
@@ -162,10 +169,6 @@ def _gap(gaps: np.ndarray) -> str:
 def _between(values: np.ndarray) -> str:
     low, high = np.percentile(values, [2.5, 97.5])
     return f"{low:.2f}, {high:.2f}"
-
-
-def _rounded(gaps: dict[str, np.ndarray]) -> Gaps:
-    return {agent: [round(float(gap), 6) for gap in table[:, 0]] for agent, table in gaps.items()}
 
 
 def _split(agents: Sequence[str]) -> tuple[list[str], list[str]]:

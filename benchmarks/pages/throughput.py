@@ -5,7 +5,8 @@
 Times are the median and the best of the repeats. Every case runs in a process of its own: once a process has
 freed a large array, glibc keeps such memory, and what is measured later is up to twice as fast. Steps take turns
 with those of gymnasium's CartPole-v1 in one process, so that the ratio survives a change of clock rate. `--base TREE`
-compares with another checkout instead, see `benchmarks.pages.ratios`; `--check` fails where a target is missed.
+compares with another checkout instead, see `benchmarks.pages.ratios`, and makes the page speed.md unless `--only` picks
+rows; `--check` fails where a target is missed.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 import shard_gym_agents
-from benchmarks import pages
+from benchmarks import RESULTS, pages
 from benchmarks.pages import ratios
 from benchmarks.vector_throughput import Player, calls, cart_pole, make
 from shard_gym import simulators
@@ -33,6 +35,7 @@ from shard_gym.errors import UnknownName
 from shard_gym.memory.usage import device_sums
 from shard_gym.records import commands
 from shard_gym.records.commands import count
+from shard_gym.records.files import write_whole
 from shard_gym.tables.metasyn import load_metasyn, metasyn
 from shard_gym.tables.traces import trace
 from shard_gym.task import suites
@@ -275,6 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--only", default="", help=f"one group of cases ({', '.join(CASES)}), or of --base part of a name"
     )
     made.add_argument("--base", default="", help="a checkout of another commit, to compare with")
+    made.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="where the page of --base goes")
     made.add_argument("--check", action="store_true", help="fail if a target is missed")
     made.add_argument("--repeats", type=count, default=15)
     return commands.run(made, tell, arguments)
@@ -297,9 +301,13 @@ def tell(options: argparse.Namespace) -> None:
 
 def over_base(options: argparse.Namespace) -> Iterator[Figure]:
     """Speed of this tree over that of another one."""
+    found = []
     for row, seconds, times in ratios.ratios(options.base, options.only, options.repeats):
-        what = f"{row.what}, {1e3 * seconds:.4g} ms"
-        yield Figure(what, "x base", times, times, row.at_least, True)
+        found.append((row, seconds, times))
+        yield Figure(f"{row.what}, {1e3 * seconds:.4g} ms", "x base", times, times, row.at_least, True)
+    if not options.only:
+        command = f"python -m benchmarks.throughput --base {Path(options.base).name} --repeats {options.repeats}"
+        write_whole(options.out / "speed.md", ratios.page(found, command))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from shard_gym.bounds.shares import factor_shares, no_bound
 from shard_gym.plan.forms import Forms, beyond_columns
 from shard_gym.proofs import FORMS, SCHEMA
 from shard_gym.proofs.cases import Pieces
+from shard_gym.proofs.every import is_small
 from shard_gym.simulators import FastSimulator
 from shard_gym.task.task import Task
 
@@ -35,6 +36,8 @@ def certified(task: Task, simulator: FastSimulator, more: Iterable[Proof] = ()) 
 
 def proofs(task: Task, simulator: FastSimulator) -> Iterator[Proof]:
     """All proofs that can be written down at once."""
+    if is_small(task):
+        yield {"form": "every"}
     if beyond_columns(task):
         yield from _of_kinds(task, simulator)
         return

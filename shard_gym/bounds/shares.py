@@ -125,7 +125,7 @@ def _of_sums(maxima: Maxima, pieces: Pieces) -> Iterator[Share]:
 
 
 def factor_shares(task: Task, simulator: FastSimulator) -> Iterator[_Held]:
-    """What a device holds that has as much of the work as all have on average, for costs that are factors."""
+    """Intervals of what a device holds with as much work as all have on average, where costs are factors."""
     factors, pieces = simulator.factors(), pieces_of(task, simulator)
     if factors is None:
         return
@@ -252,7 +252,7 @@ class _Least:
         unit_rise = rise[:, None, :, None] * self.hidden  # (I, P, Q, U)
         unit = np.einsum("iq,pqu->ipu", root - rise * low, self.hidden) + self.hidden_bias
         first, last = (unit + np.einsum("ipqu,iq->ipu", unit_rise, end) for end in (low, high))
-        slope, start = _below_a_unit(first, last, self.highest)
+        slope, start = below_a_unit(first, last, self.highest)
         constant = ((start + slope * unit) * self.out).sum(-1) + self.out_bias - self.rounding
         return constant, np.einsum("ipqu,ipu->ipq", unit_rise, slope * self.out)
 
@@ -265,7 +265,7 @@ class _Least:
         return self.base[0] @ self._factor(totals) * self.ms, self.totals[0] @ by_total * self.ms
 
 
-def _below_a_unit(first: np.ndarray, last: np.ndarray, highest: float) -> tuple[np.ndarray, np.ndarray]:
+def below_a_unit(first: np.ndarray, last: np.ndarray, highest: float) -> tuple[np.ndarray, np.ndarray]:
     """Slope and start of a line that a unit, clipped to 0 and `highest`, is nowhere below between first and last.
 
     Where the unit stops at `highest`, the line goes there from its first value; or from 0, where it begins below.

@@ -20,7 +20,7 @@ import numpy as np
 
 from shard_gym.errors import CoreError
 
-VERSION = 3  # of the functions in core.c
+VERSION = 4  # of the functions in core.c
 EXTENSION = "shard_gym.core._compiled"
 FUNCTIONS = ("decode", "device_sums", "greedy", "deal", "place", "masks", "flat")
 AGAIN = "build it with `pip install -e .` or `pip install --force-reinstall shard-gym`, or set SHARD_GYM_CORE=numpy"

@@ -21,7 +21,7 @@
 #error "double arithmetic with more digits would not equal numpy's"
 #endif
 
-#define VERSION 3 /* of the functions below; shard_gym/core/__init__.py knows which one it calls */
+#define VERSION 4 /* of the functions below; shard_gym/core/__init__.py knows which one it calls */
 #define TILE 8
 #define FEW_TOTALS 6 /* of a shard, of most networks: their loops are compiled for it */
 #define MOST_TOTALS 16

@@ -104,8 +104,8 @@ class Bank:
         if isinstance(tasks, Bank):
             return tasks
         if not isinstance(tasks, str | Suite):
-            several = isinstance(tasks, Iterable) and not isinstance(tasks, Task)
-            bank = cls(tuple(tasks) if several else (tasks,))
+            told: Any = tasks
+            bank = cls(tuple(told) if isinstance(told, Iterable) and not isinstance(told, Task) else (told,))
             warnings.warn(RAW, FeaturesUnscaled, stacklevel=3)
             return bank
         suite = suites.get(tasks) if isinstance(tasks, str) else tasks

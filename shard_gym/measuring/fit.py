@@ -126,10 +126,11 @@ class PublishedNet(nn.Module):
         self.dims = tensor(shards.tables.dim)
         self.table0, self.table1 = Layer(1, raw.shape[1], 128), Layer(1, 128, 32)
         names = (*heads, "overall") if "comm" in heads else heads
-        self.head = nn.ModuleDict({f"{n}_ms": Head() for n in names})
+        made = {f"{n}_ms": Head() for n in names}
+        self.head = nn.ModuleDict(made)
         if relative:  # begins at the mean, above 0
             for name, ms in zip(heads, shards.times.mean(axis=0), strict=True):
-                nn.init.constant_(self.head[f"{name}_ms"].last.bias, float(ms))
+                nn.init.constant_(made[f"{name}_ms"].last.bias, float(ms))
 
     def embed(self, rows: Tensor) -> Tensor:
         """Embed tables, (n,) -> (1, n, 32)."""
@@ -183,6 +184,7 @@ class LoadsNet(PublishedNet):
         with torch.no_grad():  # loads of half the first guess, and costs that grow with them
             self.table1.bias.fill_(0.5)
             for head, part in zip(self.head.values(), shards.times.sum(axis=0) / shards.times.sum(), strict=True):
+                assert isinstance(head, Head)
                 head.first.weight.abs_()
                 head.first.bias.fill_(0.0)
                 head.last.weight.abs_().mul_(float(part) * 0.18)

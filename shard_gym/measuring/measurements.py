@@ -119,7 +119,7 @@ class Measurements:
     def content_hash(self) -> str:
         """Hash of columns, pools and card; the same on every machine."""
         digest = hashlib.sha256(self._schema.encode())
-        for column in self._columns:
+        for column in self.columns:
             array = getattr(self, column)
             digest.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
         digest.update(_card_json(self).encode())
@@ -132,7 +132,7 @@ class Measurements:
         return SCHEMA if (self.worker == UNKNOWN["worker"]).all() else SCHEMA_2
 
     @property
-    def _columns(self) -> tuple[str, ...]:
+    def columns(self) -> tuple[str, ...]:
         """Columns that a file of these measurements has."""
         return tuple(_COLUMNS_OF[self._schema])
 
@@ -209,7 +209,7 @@ class Measurements:
     def save(self, path: str | Path) -> None:
         """Write a compressed .npz, whole or not at all; the card is JSON inside."""
         buffer = io.BytesIO()
-        columns = {c: getattr(self, c) for c in self._columns}
+        columns = {c: getattr(self, c) for c in self.columns}
         np.savez_compressed(buffer, **columns, card=np.array(_card_json(self)), hash=np.array(self.content_hash))
         write_whole(path, buffer.getvalue())
 
@@ -305,11 +305,11 @@ def combined(m: Measurements, lowest: int = 3) -> Measurements:
         means[i] = runs[np.argsort(runs.sum(axis=1))[:lowest]].mean(axis=0)
         spreads[i] = m.run_ms[visits].min(axis=1).std(axis=0, ddof=1) if len(visits) > 1 else np.nan
     spreads = np.where(np.isnan(spreads), np.nanmax(spreads / means, initial=0.0) * means, spreads)
-    columns = {"forward_ms": means[:, 0], "backward_ms": means[:, 1]}
+    columns: dict[str, Any] = {"forward_ms": means[:, 0], "backward_ms": means[:, 1]}
     columns |= {"forward_spread": spreads[:, 0], "backward_spread": spreads[:, 1]}
-    unknown = {name: np.full(len(once), value) for name, value in UNKNOWN.items()}
+    columns |= {name: np.full(len(once), value) for name, value in UNKNOWN.items()}
     card = m.card | {"combined": {"lowest": lowest, "visits": max(map(len, found.values()))}}
-    return replace(once, card=card, run_ms=np.zeros(0), **columns, **unknown)
+    return replace(once, card=card, run_ms=np.zeros(0), **columns)
 
 
 def pace(m: Measurements, reference: Measurements) -> float:

@@ -218,8 +218,8 @@ def _known(what: str, told: Sequence[Any], known: Sequence[str]) -> None:
 
 
 def _ints(field: str, values: Any) -> tuple[int, ...]:
-    if type(values) is tuple and set(map(type, values)) <= {int}:
-        return values
+    if type(values) in (tuple, list) and set(map(type, values)) <= {int}:
+        return tuple(values)
     if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu":
         return tuple(values.tolist())
     try:

@@ -1,12 +1,13 @@
 """Certificates of bounds, verified: reads tasks and simulators, and nothing of ours that bounds, solves or searches.
 
-A certificate names a task, a simulator and the ms that no plan of the task beats, with a proof of one of four forms.
+A certificate names a task, a simulator and the ms that no plan of the task beats, with a proof of one of five forms.
 
 `cases` (whole tables and columns; costs that are the longest of sums). Every plan is in one of the cases, and each case
 has weights, all from 0. Those of the sums of forward passes add up to 1 at most, as do, over devices, those of what
 follows: the sums of backward passes, or of communication. So the makespan is at least the weighted sum, and that is at
 least what each table adds to it on the device where it adds least, memory paid for by `memory` (ms a byte) and all room
-given back. Cases: "any" plan; "busy", no device is empty; ["empty", k]; ["holds", t, k], a piece of table t on k.
+given back. Cases: "any" plan; "busy", no device is empty; ["empty", k]; ["holds", t, k], a piece of table t on k;
+["many", k, n], no device is empty and k holds n pieces, as many as some device must: each is worth `count` ms there.
 
 `prices` (all kinds of sharding). No plan is faster than `guess`, or it has no shard that takes longer; then the mean of
 devices is at least what tables add in their cheapest forms, with `memory` paid for as above.
@@ -15,6 +16,8 @@ devices is at least what tables add in their cheapest forms, with `memory` paid 
 
 `factors` (whole tables and columns; costs that are sums times growing factors). Some device holds as much as all do on
 average, of `weights` that the proof tells, and costs no less than the cheapest part of all tables that weighs so much.
+
+`every` (whole tables). There are few plans, and each is looked at: the bound is the best plan's makespan.
 """
 
 from __future__ import annotations
@@ -22,13 +25,19 @@ from __future__ import annotations
 from typing import Any
 
 from shard_gym.errors import CorruptFile
-from shard_gym.proofs import cases, factors, prices
+from shard_gym.proofs import cases, every, factors, prices
 from shard_gym.records.guard import guarded
 from shard_gym.simulators import FastSimulator
 from shard_gym.task.task import Task
 
 SCHEMA = "shard-gym/certificate/1"
-FORMS = {"cases": cases.proven, "prices": prices.proven, "alone": factors.alone, "factors": factors.proven}
+FORMS = {
+    "cases": cases.proven,
+    "prices": prices.proven,
+    "alone": factors.alone,
+    "factors": factors.proven,
+    "every": every.proven,
+}
 
 
 def verify(certificate: Any, task: Task, simulator: FastSimulator) -> float:

@@ -22,7 +22,9 @@ def proven(task: Task, simulator: FastSimulator, proof: Any) -> float:
     pieces, devices, cases = Pieces(task, simulator), range(task.num_devices), proof["cases"]
     where = [_where(case["where"]) for case in cases]
     held = {told[1] for told in where if told[0] == "holds"}
-    complete = "any" in where or {"busy", *(("empty", k) for k in devices)} <= set(where)
+    empty, most = {("empty", k) for k in devices}, -(-task.num_tables // len(devices))
+    complete = "any" in where or {"busy", *empty} <= set(where)
+    complete |= {*empty, *(("many", k, most) for k in devices)} <= set(where)
     complete |= any({("holds", table, k) for k in devices} <= set(where) for table in held)
     require(complete and len(cases) <= 2 * len(devices) + 1, "some plans are in none of the cases, or these too many")
     return min(pieces.least(told, case) for told, case in zip(where, cases, strict=True))
@@ -37,8 +39,8 @@ class Pieces:
 
     def __init__(self, task: Task, simulator: FastSimulator) -> None:
         phases = ("both",) if task.objective == "kernel" else ("forward", "backward")
-        self.task, self.maxima = task, {name: simulator.maxima(name) for name in phases}
-        require(None not in self.maxima.values(), f"costs of {simulator.id} are no longest of sums")
+        self.task, self.maxima = task, {n: told for n in phases if (told := simulator.maxima(n))}
+        require(len(self.maxima) == len(phases), f"costs of {simulator.id} are no longest of sums")
         self.wires = None if task.objective == "kernel" else simulator.all_to_all(task)
         require(self.wires is not None or task.objective == "kernel", f"{simulator.id} has no all-to-all")
         found = list(zip(*depths(task, simulator), strict=True))
@@ -57,33 +59,39 @@ class Pieces:
             for of_sum, columns in zip(weights, longest.sums, strict=True):
                 cost = cost + self.embedding[..., list(columns)].sum(axis=-1)[..., None] * (MS * of_sum / speed)
             fixed += longest.fixed_ms * weights.sum(axis=0) / speed
+        many = where[0] == "many"
+        gain = number(case.get("count", 0.0)) if many else 0.0  # for each piece on the device that holds many
+        cost[..., where[1] if many else 0] -= gain
         can = self.may[..., None] & (self.bytes[..., None] <= task.capacity)
         if where[0] == "empty":
             can[..., where[1]] = False
         if not can.any(axis=(0, 2)).all():
             return np.inf  # a table fits nowhere: no plan is in this case
         each = np.where(can, cost * self.parts[..., None], np.inf).min(axis=(0, 2))  # (N,)
-        pays = np.full(task.num_devices, where == "busy")
+        pays = np.full(task.num_devices, where == "busy" or many)
         if where[0] == "holds":
             table, k = where[1:]
             pays[k] = True
             rest = (1 - 1 / self.parts[:, 0]) * each[table]
             each[table] = np.where(can[:, table, k], cost[:, table, k] + rest, np.inf).min()
-        paid, room = float(each.sum() + fixed[pays].sum() + latency), float(price @ task.capacity)
-        return paid - room - ROUNDING * (paid + room) if paid < np.inf else np.inf
+        gained = gain * where[2] if many else 0.0
+        paid, room = float(each.sum() + fixed[pays].sum() + latency + gained), float(price @ task.capacity)
+        added_up = paid + room + 2 * gain * float(self.parts.max()) * task.num_tables
+        return paid - room - ROUNDING * added_up if paid < np.inf else np.inf
 
     def _weights(self, case: Any, name: str, sums: int) -> np.ndarray:
         """Weights of a phase's sums, (S, K), within what the case may give in all; with links if these follow."""
-        weights, shared = np.zeros((sums, self.task.num_devices)), []
+        weights = np.zeros((sums, self.task.num_devices))
         for k, chosen, weight in case[name]:
             weights[whole(chosen), whole(k)] += number(weight)
-        for told in (weights, *([self._of_links(case)[:2], self._of_links(case)[2:]] if name == "backward" else [])):
-            shared.append([sum(map(Fraction, column)) for column in np.transpose(told).tolist()])
+        links = self._of_links(case) if name == "backward" else np.zeros((len(LINKS), 0))
+        used = [weights, *(pair for pair in (links[:2], links[2:]) if pair.size)]
+        shared = [[sum(map(Fraction, column)) for column in told.T.tolist()] for told in used]
         require(sum(map(max, zip(*shared, strict=True))) <= 1, f"weights of {name} add up to more than 1")
         return weights
 
     def links(self, case: Any) -> tuple[np.ndarray, float]:
-        """What a column on each device adds through the links, (K,), and what all add: an all-to-all there and back."""
+        """Ms that a column on each device adds through the links, (K,), and that all add: there and back."""
         devices = self.task.num_devices
         if self.wires is None or devices == 1:
             return np.zeros(devices), 0.0
@@ -103,8 +111,8 @@ class Pieces:
         by_column = near / links.port + far / links.uplink + used * (devices - 1) / links.fabric
         return one * by_column, 2 * links.latency_ms * used
 
-    def _of_links(self, case: Any) -> list[np.ndarray]:
-        return [_of_devices(self.task, case.get(link, [])) for link in LINKS]
+    def _of_links(self, case: Any) -> np.ndarray:
+        return np.stack([_of_devices(self.task, case.get(link, [])) for link in LINKS])  # (4, K)
 
 
 def _of_devices(task: Task, told: Any) -> np.ndarray:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from shard_gym.errors import CorruptFile
 from shard_gym.plan.forms import beyond_columns
 from shard_gym.proofs.common import MS, ROUNDING, depths, require
 from shard_gym.records.numbers import whole
@@ -27,7 +28,8 @@ HALF = 0.5 / GRAIN  # the most that rounding to the network's grid changes
 def proven(task: Task, simulator: FastSimulator, proof: Any) -> float:
     """The bound by weights of tables, ms."""
     factors = simulator.factors()
-    require(factors is not None and not beyond_columns(task), f"costs of {simulator.id} are no factors")
+    if factors is None or beyond_columns(task):
+        raise CorruptFile(f"costs of {simulator.id} are no factors")
     may, _, _, embedding = (np.stack(column) for column in zip(*depths(task, simulator), strict=True))
     tables = embedding * 2.0 ** np.arange(len(may))[:, None, None]
     sums = np.where(may[..., None], tables, embedding[0])[..., factors.own :]
@@ -92,7 +94,8 @@ class _Device:
         line = np.einsum("ipq,vnq->ivpn", slope, self.totals)
         factor_least = np.maximum(self._factor(least), constant + self._sum(line.min(axis=1), of_line[0]))
         factor_most = np.maximum(factor_least, constant - self._sum(-line.max(axis=1), of_line[1]))
-        bases, found = [base + self.fixed for base in self._ranges(self.base, *of_base)], -np.inf
+        bases = [base + self.fixed for base in self._ranges(self.base, *of_base)]
+        found = np.full(len(self.edges) - 1, -np.inf)
         for base, factor, multiplier in zip(bases, (factor_least, factor_most), of_product, strict=True):
             cost = np.einsum("ip,vnp->ivn", factor, self.base) + np.einsum("ip,ivpn->ivn", base, line)
             rest = (self.fixed * factor + base * (constant - factor)).sum(axis=1)

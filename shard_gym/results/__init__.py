@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from shard_gym.errors import CorruptFile, InvalidResult
 from shard_gym.plan.plan import Plan
@@ -180,7 +180,7 @@ def _packing(path: str | Path, file: IO[bytes]) -> Iterator[IO[bytes]]:
         yield file
         return
     with gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0) as packed:
-        yield packed
+        yield cast(IO[bytes], packed)
 
 
 def _closing(line: bytes) -> dict[str, Any]:

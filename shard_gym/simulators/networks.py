@@ -118,7 +118,7 @@ def _snap(values: np.ndarray) -> np.ndarray:
 class Published:
     """AutoShard's and DreamShard's: 21-128-32 a table, summed, and a head of 32-64-1 for each cost."""
 
-    inputs = FEATURES
+    inputs: tuple[str, ...] = FEATURES
 
     def __init__(self, tensors: dict[str, np.ndarray], heads: tuple[str, ...]) -> None:
         self.t, self.heads = tensors, heads
@@ -197,7 +197,8 @@ class Ours:
     one more table never makes a shard cheaper, so that search finds no such mistake to build on.
     """
 
-    inputs, amounts = features.INPUTS, features.TOTALS
+    inputs: tuple[str, ...] = features.INPUTS
+    amounts: tuple[str, ...] = features.TOTALS
     highest = HIGHEST  # units of the factor stop here
     work = staticmethod(features.work)
 
@@ -318,8 +319,7 @@ def is_ours(architecture: str) -> bool:
 
 def inputs_of(architecture: str) -> tuple[str, ...]:
     """Names of what a network of an architecture is told of each table."""
-    made = ARCHITECTURES[architecture]
-    found: tuple[str, ...] = made.inputs if isinstance(made, type) else Published.inputs
+    found: tuple[str, ...] = getattr(ARCHITECTURES[architecture], "inputs", Published.inputs)
     return found
 
 

@@ -34,6 +34,7 @@ from shard_gym_agents.learners.trained import RETRAINED
 SUITES = "metasyn-80x8,dlrm-50x4,core-80x8"
 ELSEWHERE = Path("runs/leaderboard")  # for what is not published
 BUDGET = 0.1  # seconds that a search may use on a task
+SEEDS = 2  # so that the published suites take less than three minutes on two cores
 DECISIVE = ("agents", "agent", "seeds", "simulator", "budgets", "time_limit", "split", "tasks", "retrain")
 ABSENT = {"missing", "unknown"}  # what a worker says of an agent that needs more than is installed, or training
 
@@ -130,7 +131,7 @@ def _parser(name: str, best_known: Path) -> argparse.ArgumentParser:
         help="comma-separated names of registered agents; default all, learners where they have weights",
     )
     add("--agent", type=_custom, action="append", default=[], metavar="MODULE:CLASS", help="yours; repeatable")
-    add("--seeds", type=count, default=3, help="of agents that are not deterministic")
+    add("--seeds", type=count, default=SEEDS, help=f"of agents that are not deterministic; default {SEEDS}")
     add("--simulator", metavar="ID", help="plans and judges instead of the suite's own two")
     budgets = "time that a search may use on a task, one or several, as 10ms,100ms,1s; default 100ms"
     add("--budgets", "--budget", type=_durations, default=[BUDGET], help=budgets)

@@ -1,4 +1,4 @@
-"""How long a leaderboard will take, before it runs."""
+"""Forecast of how long a leaderboard takes, before it runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def seconds_of(jobs: Mapping[Job, dict[str, Any]], tasks: int | None, workers: i
     alone = beside = 0.0
     for job, told in jobs.items():
         count = len(tasks_of(job, tasks))
-        first = min(count, TIMED) if job.seed == 0 else 0
+        first = min(count, TIMED) if job.seed == 0 and workers > 1 else 0
         each, build = _plan_seconds(job, told), told.get("build_seconds", 0.0)
         alone += first * each + (build if first else 0.0)
         beside += (count - first) * each + build
@@ -31,8 +31,8 @@ def seconds_of(jobs: Mapping[Job, dict[str, Any]], tasks: int | None, workers: i
 def _plan_seconds(job: Job, told: dict[str, Any]) -> float:
     if "error" in told:
         return 0.0
-    if "budget" in told.get("config", {}) and job.budget:
-        return job.budget
-    return (
-        SECONDS.get(job.agent, LEARNED if job.agent in LEARNERS else QUICK) * suites.get(job.suite).num_tables / TABLES
-    )
+    each = SECONDS.get(job.agent, LEARNED if job.agent in LEARNERS else QUICK)
+    each *= suites.get(job.suite).num_tables / TABLES
+    if job.budget and "budget" in told.get("config", {}):
+        return min(job.budget, each) if job.agent in SECONDS else job.budget
+    return each

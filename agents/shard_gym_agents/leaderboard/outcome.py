@@ -29,7 +29,7 @@ Missing = dict[tuple[str, str], str]  # suite and agent -> what it needs
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run gave: by job its runs, as far as they were finished."""
+    """Outcome of a command: by job its runs, as far as they were finished."""
 
     options: argparse.Namespace
     done: Mapping[Job, list[Judged]]

@@ -118,7 +118,7 @@ def run_jobs(jobs: Mapping[Job, dict[str, Any]], arena: Arena, workers: int) -> 
     pool = ThreadPoolExecutor(workers)
     complete = True
     try:
-        for first in [runs for runs in all_runs if runs.job.seed == 0]:
+        for first in [runs for runs in all_runs if runs.job.seed == 0 and workers > 1]:
             pool.submit(first.be_timed).result()
         futures = [pool.submit(runs.go_on, alone=workers == 1) for runs in all_runs]
         for future in as_completed(futures):

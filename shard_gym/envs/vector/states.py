@@ -80,7 +80,7 @@ class States:
         if self.pieces is not None:
             self._split(self.pieces, actions)
             return
-        self.log.reshape(-1)[self._log + self.position] = actions
+        self.log.reshape(-1)[self._log + self.position] = actions.astype(self.log.dtype)
         self.last_row, self.last_actions = self.row, actions
         self.placing.place(self.row, actions)
         self.position += 1
@@ -177,9 +177,11 @@ class States:
 
     def _logged(self, envs: np.ndarray) -> np.ndarray:
         """Device at each position of episodes that are over, (c, N); -1 after the end of those that are shorter."""
-        longest = int(self.length[envs].max(initial=1))
+        length = self.length[envs]
+        longest = int(length.max(initial=1))
         logged = self.log[envs, :longest].astype(np.int64)
-        logged[np.arange(longest) >= self.length[envs, None]] = -1
+        if (length < longest).any():
+            logged[np.arange(longest) >= length[:, None]] = -1
         return logged
 
     def _sums_by_task(self, envs: np.ndarray, slots: np.ndarray, counts: np.ndarray) -> np.ndarray:

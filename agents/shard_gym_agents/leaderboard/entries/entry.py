@@ -41,10 +41,12 @@ class Claims:
     tracks: set[str] = field(default_factory=set)
     suites: set[str] = field(default_factory=set)
     seeds: dict[str, set[int]] = field(default_factory=dict)  # by suite
+    budgets: set[float] = field(default_factory=set)  # seconds a task
     weights: set[str] = field(default_factory=set)  # first digits of hashes
     commits: set[str] = field(default_factory=set)
     benchmark_versions: set[str] = field(default_factory=set)
     versions: set[str] = field(default_factory=set)  # "name version"
+    runs: Any = field(default_factory=hashlib.sha256)  # plans and seconds of all lines, whoever's they are said to be
 
     def add(self, result: Result) -> None:
         """Count a result in."""
@@ -55,11 +57,14 @@ class Claims:
         self.tracks.add(result.track)
         self.suites.add(result.suite)
         self.seeds.setdefault(result.suite, set()).add(result.seed or 0)
-        told = result.config.get("weights")
+        told, budget = result.config.get("weights"), result.config.get("budget")
+        self.budgets |= {float(budget)} if isinstance(budget, int | float) else set()
         self.weights |= set(told.split(",")) - {""} if isinstance(told, str) else set()
         self.commits.add(result.commit or "unknown")
         self.benchmark_versions.add(result.benchmark_version)
         self.versions |= {f"{name} {version}" for name, version in result.versions.items()}
+        plan = None if result.plan is None else result.plan.to_dict()
+        self.runs.update(json.dumps([result.suite, result.task, result.seed, result.wall_seconds, plan]).encode())
 
     def summary(self) -> dict[str, Any]:
         """The same as JSON holds it."""
@@ -68,6 +73,7 @@ class Claims:
             "agents": sorted(self.agents),
             "suites": sorted(self.suites),
             "seeds": sorted(set().union(*self.seeds.values())),
+            "budgets": sorted(self.budgets),
             "benchmark_versions": sorted(self.benchmark_versions),
             "versions": sorted(self.versions),
             "commits": sorted(self.commits),

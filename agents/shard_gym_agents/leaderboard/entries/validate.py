@@ -54,9 +54,9 @@ def _short(entry: Entry, replayed: Replay) -> Iterator[str]:
             yield f"{tasks.split} tasks of {key}: test tasks are compared"
         elif len(tasks.hashes) < tasks.of:
             yield f"{len(tasks.hashes)} of the {tasks.of} test tasks of {key}"
-    for key, _, _, planner, judge in sorted(replayed.runs, key=str):
-        if (planner, judge) != (suites.get(key).planner, suites.get(key).judge):
-            yield f"planner {planner} and judge {judge}, which are not those of {key}"
+    for suite, planner, judge in sorted({(run.suite, run.planner, run.judge) for run in replayed.runs}):
+        if (planner, judge) != (suites.get(suite).planner, suites.get(suite).judge):
+            yield f"planner {planner} and judge {judge}, which are not those of {suite}"
     if measured := sorted(name for name, judge in replayed.judges.items() if not isinstance(judge, FastSimulator)):
         yield f"makespans by {measured[0]}, which measures and so cannot be repeated"
     yield from _mixed(entry)
@@ -74,12 +74,15 @@ def _mixed(entry: Entry) -> Iterator[str]:
 
 
 def validate_all(folders: list[Path], strict: bool = False) -> Iterator[tuple[Path, Validated | Exception]]:
-    """Each entry with what came of it; a second one of the same agent and suite is refused."""
-    seen: dict[tuple[str, str, str], Path] = {}
+    """Each entry with what came of it; refused are the same agent and suite, and the same runs, a second time."""
+    seen: dict[tuple[str, ...], Path] = {}
     for folder in folders:
         try:
             found = validate(folder, strict)
             card = found.entry.card
+            runs = found.entry.claims.runs.hexdigest()
+            if (first := seen.setdefault((runs,), folder)) != folder:
+                raise EntryRefused(f"{folder}: the runs are those of {first}, to the second")
             for suite in card.suites:
                 if (first := seen.setdefault((card.agent, suite, card.track), folder)) != folder:
                     raise EntryRefused(f"{folder}: {card.agent} on {suite} is in {first} already")

@@ -27,7 +27,7 @@ class Axis:
         return self.start + min(max(share, 0.0), 1.0) * (self.end - self.start)
 
     def named(self, values: tuple[float, ...]) -> list[float]:
-        """Those of the values that lie on the axis with room for their names."""
+        """Leave out values beyond the axis, and those without room for their names."""
         kept: list[float] = []
         for value in values:
             inside = self.low <= value <= self.high
@@ -68,7 +68,7 @@ def percent(share: float, digits: int | None = None) -> str:
     value = 100 * share
     if digits is None:
         digits = 0 if abs(value) >= 1 or value == 0 else 1
-    return f"{value:.{digits}f} %".replace("-", "\N{MINUS SIGN}")
+    return f"{_rounded(share, digits):.{digits}f} %".replace("-", "\N{MINUS SIGN}")
 
 
 def signed(share: float) -> str:
@@ -78,8 +78,13 @@ def signed(share: float) -> str:
 
 def interval(low: float, high: float) -> str:
     """Gaps from a low to a high one in percent: "1.3 to 1.8"."""
-    told = (f"{100 * share:.{_decimals(share)}f}" for share in (low, high))
+    told = (f"{_rounded(share, _decimals(share)):.{_decimals(share)}f}" for share in (low, high))
     return " to ".join(told).replace("-", "\N{MINUS SIGN}")
+
+
+def _rounded(share: float, digits: int) -> float:
+    """Percents without a sign at zero."""
+    return round(100 * share, digits) + 0.0
 
 
 def _decimals(share: float) -> int:

@@ -17,6 +17,7 @@ from shard_gym.plan.plan import Plan
 from shard_gym.results import Result
 from shard_gym.task.suite import Suite
 from shard_gym.task.task import Task
+from shard_gym_agents.leaderboard.entries.card import Card
 from shard_gym_agents.leaderboard.page.markup import short
 from shard_gym_agents.leaderboard.ranking import Standing, best_of_run
 from shard_gym_agents.leaderboard.references import References
@@ -36,6 +37,7 @@ class Board:
     best_plans: Mapping[str, Plan] = field(default_factory=dict)  # by task hash; empty where none are at hand
     command: str = ""  # that made the runs
     host: str = ""  # the machine, in words
+    cards: Mapping[str, Card] = field(default_factory=dict)  # of agents whose entries these are
 
     @property
     def suite(self) -> Suite:
@@ -59,7 +61,7 @@ class Board:
 
     @cached_property
     def judged_by(self) -> str:
-        """How the judge knows what a plan takes: analytic, fitted or measured."""
+        """The judge's grounds: analytic, fitted or measured."""
         try:
             return getattr(simulators.make(self.judge), "basis", "measured")
         except MissingDependency:  # only what measures needs more than there is

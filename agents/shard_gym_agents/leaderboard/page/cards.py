@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shlex
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import shard_gym_agents
 from shard_gym.results import Result
+from shard_gym_agents.leaderboard.entries.card import Card
 from shard_gym_agents.leaderboard.page.axes import duration, interval, signed
 from shard_gym_agents.leaderboard.page.board import Board, Entrant
 from shard_gym_agents.leaderboard.page.markup import Markup, join, short, tag
@@ -65,34 +67,56 @@ def _command(command: str) -> Markup:
     return join(tag("code", shown), " ", tag("button", "Copy", type="button", class_="copy", data_copy=command))
 
 
-def _fields(board: Board, entrant: Entrant) -> list[tuple[str, object]]:
-    result, row = entrant.first, entrant.row
-    seen, trained = row.watched, training(result)
+Fields = list[tuple[str, object]]  # a name and what is told of it; nothing where it is not known
+
+
+def _fields(board: Board, entrant: Entrant) -> Fields:
+    """All that is known of an agent and its runs."""
+    row, seen = entrant.row, entrant.row.watched
     timed = "" if row.alone else ", timed beside other agents"
-    config = {name: value for name, value in result.config.items() if name not in ("seed", "weights") and value}
-    full = short(row.agent, LONGEST) if entrant.name != row.agent else None
+    own = board.cards.get(row.agent)
     return [
-        ("full name", full),
+        ("full name", short(row.agent, LONGEST) if entrant.name != row.agent else None),
+        *_of_entry(own),
+        *_of_result(entrant.first),
+        ("seeds", row.seeds),
+        ("hardware", own.hardware if own else (board.host or "not recorded") + timed),
+        ("isolation", seen.isolation or "not recorded"),
+        ("mean gap", _told(entrant.standing.gap)),
+        ("interquartile mean", _told(entrant.standing.iqm)),
+        ("speedup over random plans", f"{entrant.standing.speedup.mean:.3f}"),
+        ("planner calls a plan", None if math.isnan(row.calls) else f"{row.calls:,.0f}"),
+        ("time to build", duration(seen.build) if seen.runs else None),
+        ("notes", short("; ".join(filter(None, (row.error, row.note))), LONGEST)),
+    ]
+
+
+def _of_entry(own: Card | None) -> Fields:
+    """Words of the authors of an entry on it."""
+    if own is None:
+        return []
+    return [
+        ("authors", short(", ".join(own.authors), LONGEST)),
+        ("version of the agent", own.version),
+        ("licence", own.licence),
+        ("code", tag("code", own.link) if own.link else None),
+        ("run by", tag("code", short(own.command, LONGEST))),
+        ("training", own.training),
+    ]
+
+
+def _of_result(result: Result) -> Fields:
+    """Facts of a result on its agent, and of shipped weights on their training."""
+    weights, trained = result.config.get("weights"), training(result)
+    config = {name: value for name, value in result.config.items() if name not in ("seed", "weights") and value}
+    versions = list(result.versions.items())[:8]
+    return [
         ("options", tag("code", short(json.dumps(config), LONGEST)) if config else None),
-        ("version", _version(result)),
-        ("commit", tag("code", result.commit[:12] + result.commit[40:]) if result.commit else "not recorded"),
-        ("checkpoint", tag("code", short(str(result.config["weights"]))) if result.config.get("weights") else None),
+        ("versions", ", ".join(f"{short(name)} {short(version)}" for name, version in versions)),
+        ("commit", tag("code", short(result.commit[:12] + result.commit[40:])) if result.commit else "not recorded"),
+        ("checkpoint", tag("code", short(str(weights))) if weights else None),
         ("trained by", tag("code", short(str(trained["command"]), LONGEST)) if "command" in trained else None),
         ("training cost", f"{trained['minutes']:g} minutes" if "minutes" in trained else None),
-        ("seeds", row.seeds),
-        (
-            "mean gap",
-            _told(entrant.standing.gap),
-        ),
-        (
-            "interquartile mean",
-            _told(entrant.standing.iqm),
-        ),
-        ("planner calls a plan", f"{row.calls:,.0f}" if row.calls == row.calls else None),
-        ("time to build", duration(seen.build) if seen.runs else None),
-        ("isolation", seen.isolation or "not recorded"),
-        ("hardware", (board.host or "not recorded") + timed),
-        ("notes", short("; ".join(filter(None, (row.error, row.note))), LONGEST)),
     ]
 
 
@@ -100,13 +124,8 @@ def _told(found: Estimate) -> str:
     return f"{signed(found.mean)} ({interval(found.low, found.high)} %)"
 
 
-def _version(result: Result) -> str:
-    """The versions that the result depends on."""
-    return ", ".join(f"{short(name)} {short(version)}" for name, version in list(result.versions.items())[:8])
-
-
 def training(result: Result) -> dict[str, Any]:
-    """What the card of the agent's weights tells of their training, where the weights are those that are shipped."""
+    """The card of the agent's weights, where these are shipped ones; else nothing."""
     learner, weights = result.config.get("learner"), result.config.get("weights")
     if not isinstance(learner, str) or not isinstance(weights, str) or not weights:
         return {}

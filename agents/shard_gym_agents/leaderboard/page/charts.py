@@ -52,7 +52,7 @@ def gap_and_time(board: Board) -> Markup | None:
 
 
 def profile(board: Board, track: str) -> Markup | None:
-    """For each gap the share of runs that stay within it."""
+    """Draw for each gap the share of runs that stay within it."""
     shown = board.of_track(track)
     if not shown:
         return None

@@ -1,4 +1,4 @@
-"""Who is better than whom: the probability of improvement of every pair of agents, as a table."""
+"""The probability of improvement of every pair of agents, as a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RESAMPLES = 500  # of a pair: there are hundreds, and whole percents are shown
 
 
 def improvements(board: Board, track: str) -> Markup | None:
-    """How probably the agent of a row gives a better plan than that of a column, in percent."""
+    """The table of a track: how probably the agent of a row has a better plan than that of a column, in percent."""
     shown = board.of_track(track)
     if len(shown) < 2:
         return None

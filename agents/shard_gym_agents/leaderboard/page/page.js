@@ -102,6 +102,7 @@ function showFilter(section) {
     one.toggleAttribute("hidden", !fits(agents[one.dataset.a]));
     if (one.namespaceURI.endsWith("svg")) one.style.display = one.hasAttribute("hidden") ? "none" : "";
   }
+  for (const row of bySelector(section, ".strip g[data-a]")) row.classList.toggle("dim", !fits(agents[row.dataset.a]));
   for (const table of bySelector(section, "table[data-track]")) {
     table.parentNode.hidden = !state.tracks.includes(table.dataset.track);
   }
@@ -249,16 +250,27 @@ function tellCell(section, suite, agent, task) {
   section.querySelector(".strip-detail").replaceChildren(make("b", {}, name), told);
 }
 
+function markChosen(section, task, agents) {
+  const strip = section.querySelector(".strip");
+  bySelector(strip, ".chosen").forEach((one) => one.remove());
+  const [left, width, height] = ["left", "cell", "row"].map((name) => Number(strip.dataset[name]));
+  for (const agent of agents) {
+    const box = { x: left + task * width - 0.5, y: -1, width, height };
+    strip.querySelector(`g[data-a="${agent}"]`).append(make("rect", { class: "chosen", ...box }));
+  }
+}
+
 function showTask(section) {
   const box = section.querySelector(".task");
   const suite = suiteNow();
   const open = suite.agents.length > 0 && state.task !== null && state.task < suite.tasks.length;
   box.classList.toggle("open", open);
   box.hidden = !open;
-  if (!open) return;
+  if (!open) return suite.agents.length ? markChosen(section, 0, []) : null;
   const task = state.task;
   const count = suite.agents.length;
   const pair = [state.a ?? 0, state.b ?? Math.min(1, count - 1)].map((agent) => Math.min(agent, count - 1));
+  markChosen(section, task, pair);
   const names = suite.agents.map((agent, i) => [i, agent.name]);
   const tasks = suite.tasks.map((hash, i) => [i, `${i + 1} (${hash.slice(0, 8)})`]);
   const focused = document.activeElement && box.contains(document.activeElement) ? document.activeElement.name : null;

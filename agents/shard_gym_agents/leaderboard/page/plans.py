@@ -1,4 +1,4 @@
-"""What plans cost on each device, in few characters: the page draws them when a task is chosen."""
+"""Costs of plans on each device, in few characters: the page draws them when a task is chosen."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def parts_of(objective: str) -> tuple[str, ...]:
 
 
 def drawn(board: Board, characters: int) -> list[dict[str, object]]:
-    """For as many tasks as so many characters hold: the plans of all agents, the best known one, and the bound."""
+    """Plans of all agents, the best known one, and the bound, for as many tasks as so many characters hold."""
     judge = simulators.make(board.judge) if board.judged_by != "measured" else None
     if not isinstance(judge, FastSimulator):
         return []  # drawing would be measuring again
@@ -69,7 +69,7 @@ def _task(task: Task, plans: Sequence[Plan | None], board: Board, judge: FastSim
 
 
 def costs(task: Task, plans: Iterable[Plan | None], judge: FastSimulator) -> list[Costs | None]:
-    """What each plan costs and holds on each device."""
+    """Costs of each plan."""
     plans = list(plans)
     used = [plan_bytes(task, plan)[0] / np.array(task.memory) if plan else None for plan in plans]
     return [

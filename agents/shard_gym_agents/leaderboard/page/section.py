@@ -45,7 +45,7 @@ def section(board: Board) -> Markup:
 
 
 def figures(board: Board, characters: int) -> dict[str, Any]:
-    """What the script needs of a suite; gaps are in hundredths of a percent."""
+    """Figures of a suite that the script needs; gaps are in hundredths of a percent."""
     return {
         "key": board.suite.key,
         "agents": [

@@ -33,7 +33,7 @@ class Column:
         return " ".join(["extra"] * self.extra + ["words"] * self.words) or None
 
     def key(self, entrant: Entrant) -> str:
-        """What the script sorts by."""
+        """The text of the value that the script sorts by."""
         value = self.value(entrant)
         return short(value) if isinstance(value, str) else f"{math.inf if math.isnan(value) else value:.6g}"
 
@@ -79,7 +79,6 @@ COSTS = (
         "Of the same plans; the median.",
         extra=True,
     ),
-    Column("seeds", lambda e: e.row.seeds, lambda e: e.row.seeds, extra=True),
 )
 
 
@@ -87,6 +86,8 @@ def columns(shown: Sequence[Entrant]) -> list[Column]:
     """The columns of a table; gaps in other budgets have one each."""
     budgets = sorted({budget for e in shown for budget in e.row.gap_at})
     costs = [column for column in COSTS if any(column.key(e) != "inf" for e in shown)]  # not all are known of old runs
+    if budgets:
+        costs = [column for column in costs if column.name != "speedup"]  # cards have it
     return [*RANKS, *map(_at, budgets), *costs]
 
 
@@ -144,7 +145,7 @@ def _row(board: Board, entrant: Entrant, found: Sequence[Column], axis: Axis) ->
 
 
 def _note(entrant: Entrant) -> Markup | None:
-    """What went wrong, or is odd, in a few words below the name; the card has all of them."""
+    """A few words below the name on what went wrong, or is odd; the card has all of them."""
     told = "; ".join(filter(None, (entrant.row.error, entrant.row.note)))
     return tag("span", short(told, LONGEST_NOTE), class_="note") if told else None
 

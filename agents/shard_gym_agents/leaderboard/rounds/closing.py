@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +15,11 @@ from shard_gym.errors import CorruptFile
 from shard_gym.records.escape import markdown
 from shard_gym.results.replay import Replay
 from shard_gym.simulators.random_plans import random_makespan
+from shard_gym.task import suites
+from shard_gym.task.suites import Suite
 from shard_gym.task.task import Task
+from shard_gym_agents.leaderboard.ranking import Sample, best_of_run, standings
+from shard_gym_agents.leaderboard.resolution import resolution
 from shard_gym_agents.leaderboard.rounds.contest import HOST
 from shard_gym_agents.leaderboard.rounds.folder import (
     BEGUN,
@@ -31,24 +35,8 @@ from shard_gym_agents.leaderboard.rounds.folder import (
 )
 from shard_gym_agents.leaderboard.rounds.sealed import Secret, tasks_of
 from shard_gym_agents.leaderboard.runs import Judged
-from shard_gym_agents.leaderboard.statistics import interval, mean, rank_groups
 
 Runs = Mapping[str, Sequence[Judged]]  # by agent
-
-
-@dataclass(frozen=True)
-class Standing:
-    """An agent in a round; equals share a group."""
-
-    agent: str
-    track: str
-    group: int
-    feasible: float  # share of runs
-    gap: float  # mean, to the reference, as a share of it
-    low: float
-    high: float
-    makespan: float  # mean, ms
-    seeds: int
 
 
 def random_makespans(tasks: Sequence[Task], judge: str) -> list[float]:
@@ -61,19 +49,16 @@ def random_makespans(tasks: Sequence[Task], judge: str) -> list[float]:
 class Replayed:
     """The runs of a round, scored again, and what they are held against; ms, (T,)."""
 
+    suite: Suite
     runs: Runs
     reference: np.ndarray
     random: np.ndarray
 
     @property
-    def gaps(self) -> dict[str, np.ndarray]:
-        """Gaps of each agent's runs to the reference, (T, S)."""
-        return gaps(self.runs, self.reference, self.random)
-
-    @property
-    def standings(self) -> list[Standing]:
-        """The agents, best group first within their track."""
-        return standings(self.runs, self.reference, self.random)
+    def standings(self) -> list[dict[str, Any]]:
+        """The agents, best first within their track, as JSON holds them."""
+        resolved = resolution(self.suite, tasks=len(self.random))
+        return [asdict(row) for row in standings(samples(self.runs), self.random, self.reference, resolved)]
 
 
 def replayed(folder: Path, found: Round, secret: Secret) -> Replayed:
@@ -91,75 +76,56 @@ def replayed(folder: Path, found: Round, secret: Secret) -> Replayed:
         raise CorruptFile(f"{folder / REFERENCES} has plans of {', '.join(host)}, not of {', '.join(HOST)}")
     if wrong := runs.keys() ^ (set(begun.agents) - opened.unable.keys()):
         raise CorruptFile(f"{folder / RESULTS} and {folder / BEGUN} differ in {', '.join(sorted(wrong))}")
-    return Replayed(runs, references(host, opened.random), np.array(opened.random))
+    random = np.array(opened.random)
+    return Replayed(suites.get(found.suite), runs, references(host, random), random)
 
 
-def references(host: Runs, random: Sequence[float]) -> np.ndarray:
+def references(host: Runs, random: np.ndarray) -> np.ndarray:
     """The better makespan of the host's plans of each task, ms (T,); a random plan's where it found none."""
-    found = np.nanmin(np.vstack([_table(runs, np.full(len(random), np.inf))[:, 0] for runs in host.values()]), axis=0)
-    return np.where(np.isfinite(found), found, random)
+    return best_of_run(samples(host), random, np.full(len(random), np.nan))
 
 
-def standings(runs: Runs, reference: np.ndarray, random: np.ndarray) -> list[Standing]:
-    """The agents, best group first within their track; a run without a usable plan counts as the mean random plan."""
-    to_reference, rows = gaps(runs, reference, random), []
-    for track in sorted({result.track for of_agent in runs.values() for result, _ in of_agent}, reverse=True):
-        of_track = {agent: to_reference[agent] for agent, of_agent in runs.items() if of_agent[0][0].track == track}
-        for number, group in enumerate(rank_groups(of_track), start=1):
-            rows += [_standing(agent, number, runs[agent], of_track[agent], reference) for agent in group]
-    return rows
-
-
-def gaps(runs: Runs, reference: np.ndarray, random: np.ndarray) -> dict[str, np.ndarray]:
-    """Gaps of each agent's runs to the reference, as a share of it, (T, S)."""
-    return {agent: _table(of_agent, random) / reference[:, None] - 1 for agent, of_agent in runs.items()}
+def samples(runs: Runs) -> list[Sample]:
+    """Makespans of each agent."""
+    return [Sample(agent, of_agent[0][0].track, _table(of_agent)) for agent, of_agent in runs.items()]
 
 
 def report(found: Round, opened: Opened, closed: Closed) -> str:
     """The closing page."""
-    rows = [Standing(**row) for row in closed.standings]
     lines = [
         f"# A sealed round on {found.suite}",
         "",
         f"{found.tasks} tasks, announced {found.created}, opened {opened.opened}, closed {closed.closed}. Planner "
         f"{found.planner}, judge {found.judge}, {found.budget:g} s a task for searches, isolation {opened.isolation}.",
         "",
-        "| group | agent | track | feasible | gap | makespan ms | seeds |",
+        "| rank | agent | track | feasible | gap | IQM of gaps | makespan ms |",
         "|---|---|---|---|---|---|---|",
-        *(_line(row) for row in rows),
+        *(_line(row) for row in closed.standings),
         "",
         *(f"- {markdown(agent)} did not run: {markdown(why)}" for agent, why in opened.unable.items()),
         f"Gap is to the better of {HOST[0]}'s and {found.reference_budget:g} s of {HOST[1]}'s plan by the host, found "
-        "while the round was open; it may be below 0. Intervals hold 95 %, over tasks and seeds. Agents of a group "
-        "are not told apart by these tasks. A run without a usable plan counts as the mean random plan.",
+        "while the round was open; it may be below 0. IQM is the mean of the middle half of all runs. Brackets hold "
+        "95 %, over tasks and seeds. Agents that these tasks do not tell apart share a rank. A run without a usable "
+        "plan counts as the mean random plan.",
         "",
         f"Commitment `{found.commitment}`, seed `{closed.seed}`, salt `{closed.salt}`.",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _line(row: Standing) -> str:
-    gap = f"{row.gap:+.1%} [{row.low:+.1%}, {row.high:+.1%}]"
-    return (
-        f"| {row.group} | {markdown(row.agent)} | {row.track} | {row.feasible:.1%} | {gap} | {row.makespan:.2f} "
-        f"| {row.seeds} |"
-    )
+def _line(row: Mapping[str, Any]) -> str:
+    gap, iqm = (f"{one['mean']:+.1%} [{one['low']:+.1%}, {one['high']:+.1%}]" for one in (row["gap"], row["iqm"]))
+    head = f"| {row['rank']} | {markdown(row['agent'])} | {row['track']} | {row['feasible']:.1%}"
+    return f"{head} | {gap} | {iqm} | {row['makespan']['mean']:.2f} |"
 
 
-def _standing(agent: str, group: int, runs: Sequence[Judged], found: np.ndarray, reference: np.ndarray) -> Standing:
-    feasible = sum(score is not None and score.feasible for _, score in runs) / len(runs)
-    gap, between = float(mean(found)), interval(found, mean)
-    makespan = float(((1 + found) * reference[:, None]).mean())
-    return Standing(agent, runs[0][0].track, group, feasible, gap, *between, makespan, seeds=found.shape[1])
-
-
-def _table(runs: Sequence[Judged], otherwise: np.ndarray) -> np.ndarray:
-    """Makespans of an agent's runs, (T, S); what counts instead where there is no usable plan."""
+def _table(runs: Sequence[Judged]) -> np.ndarray:
+    """Makespans of an agent's runs, (S, T); NaN where there is no usable plan."""
     seeds = sorted({result.seed or 0 for result, _ in runs})
-    table = np.tile(otherwise[:, None], (1, len(seeds)))
+    table = np.full((len(seeds), 1 + max(result.index for result, _ in runs)), np.nan)
     for result, found in runs:
-        if found is not None and found.feasible and math.isfinite(found.makespan):
-            table[result.index, seeds.index(result.seed or 0)] = found.makespan
+        if found is not None and found.feasible:
+            table[seeds.index(result.seed or 0), result.index] = found.makespan
     return table
 
 

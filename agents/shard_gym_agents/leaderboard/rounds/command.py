@@ -12,7 +12,7 @@ import argparse
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import shard_gym_agents
@@ -105,7 +105,7 @@ def close(options: argparse.Namespace) -> None:
     """Reveal the seed, replay everything, and rank."""
     rules = stages.expect_opened(options.folder)
     secret = checked(rules, Secret.load(_secret_path(options)), str(_secret_path(options)))
-    rows = [asdict(row) for row in replayed(options.folder, rules, secret).standings]
+    rows = replayed(options.folder, rules, secret).standings
     closed = Closed(rules.commitment, today(), secret.seed, secret.salt, rows)
     text = report(rules, stages.read(options.folder, Opened), closed)
     write_whole(options.folder / stages.REPORT, text)
@@ -119,7 +119,7 @@ def check(options: argparse.Namespace) -> None:
     closed = stages.read(options.folder, Closed)
     where = options.folder / stages.CLOSED
     secret = checked(rules, Secret(closed.seed, closed.salt), str(where))
-    if [asdict(row) for row in replayed(options.folder, rules, secret).standings] != closed.standings:
+    if replayed(options.folder, rules, secret).standings != closed.standings:
         raise CorruptFile(f"{where}: the plans give other standings")
     commands.show(
         f"{options.folder}: {rules.tasks} tasks made again from the seed, all plans scored again: all as stored"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,11 @@ class Played:
 
 def jobs_of(found: Round, agents: Sequence[str], tasks: Path) -> list[Job]:
     """The jobs of the host, then those of the agents."""
-    common = {"planner": found.planner, "judge": found.judge, "tasks": str(tasks), "suite": found.suite}
+    blank = Job(found.suite, "", 0, found.planner, found.judge, tasks=str(tasks))
     limit = max(found.time_limit, 2 * found.reference_budget)
-    host = [Job(agent=name, seed=0, budget=found.reference_budget, time_limit=limit, **common) for name in HOST]
-    told = {"budget": found.budget, "time_limit": found.time_limit}
-    return host + [Job(agent=agent, seed=seed, **told, **common) for agent in agents for seed in range(found.seeds)]
+    host = [replace(blank, agent=name, budget=found.reference_budget, time_limit=limit) for name in HOST]
+    theirs = replace(blank, budget=found.budget, time_limit=found.time_limit)
+    return host + [replace(theirs, agent=agent, seed=seed) for agent in agents for seed in range(found.seeds)]
 
 
 def play(jobs: Sequence[Job], rules: Rules, partial: Path, workers: int, users: Sequence[str] = ()) -> Played:

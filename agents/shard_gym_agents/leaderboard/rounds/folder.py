@@ -167,11 +167,13 @@ def _expect_round(folder: Path) -> None:
 
 
 def _check(name: str, value: Any, wanted: Any) -> None:
+    """Refuse a value of another type; of lists and objects, one whose values are."""
     kind = getattr(wanted, "__origin__", wanted)
     allowed = (int, float) if kind is float else kind
-    if not isinstance(value, allowed) or isinstance(value, bool):
+    fits = isinstance(value, allowed) and not isinstance(value, bool)
+    if not fits:
         raise ValueError(f"{name} is {value!r:.60}")
-    inner = getattr(wanted, "__args__", ())
-    if inner and inner[-1] is not Any:
-        for one in value.values() if kind is dict else value:
-            _check(name, one, inner[-1])
+    inner = getattr(wanted, "__args__", (Any,))[-1]
+    if inner is not Any:
+        for one in value.values() if isinstance(value, dict) else value:
+            _check(name, one, inner)
