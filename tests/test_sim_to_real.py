@@ -115,8 +115,9 @@ def test_hardware_reads_and_writes_its_own_files_only(measured, monkeypatch, tmp
     monkeypatch.setattr(Hardware, "fresh", property(lambda self: tmp_path / f"{self.name}-fresh.json"))
     monkeypatch.setattr(sim_to_real, "PICKS", (Pick(chosen.SUITE, 0, 1),))
     monkeypatch.setattr(sim_to_real, "solvers_of", lambda *_: {"random": make("random")})
-    flags = ["--hardware", "h200", "--planner", "roofline:h200-v1", "--shards", str(tmp_path / "list.npz")]
-    assert sim_to_real.main(["choose", *flags]) == 0
+    assert sim_to_real.main(["choose", "--hardware", "h200", "--planner", "roofline:h200-v1"]) == 0
+    assert sim_to_real.main(["list", "--hardware", "h200", "--shards", str(tmp_path / "list.npz")]) == 0
+    assert len(Measurements.load(tmp_path / "list.npz")) == 8  # devices of one random plan
     assert {path.name for path in tmp_path.iterdir()} == {
         "here-plans.json",
         "here-plans.npz",
