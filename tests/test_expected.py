@@ -8,7 +8,7 @@ from shard_gym.simulators.expected import expected_makespan, expected_max
 
 
 def test_the_mean_of_the_largest_by_hand():
-    """Two equal normals: 1 / sqrt(pi) deviations above the mean; three: 1.5 / sqrt(pi); eight: 1.4236."""
+    """The largest of two equal normals is 1 / sqrt(pi) deviations above, of three 1.5 / sqrt(pi), of eight 1.4236."""
     for count, above in ((1, 0.0), (2, np.pi**-0.5), (3, 1.5 * np.pi**-0.5), (8, 1.42360)):
         assert expected_max(np.full(count, 10.0), np.full(count, 2.0)) == pytest.approx(10 + 2 * above, abs=1e-3)
 

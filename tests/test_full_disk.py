@@ -116,7 +116,7 @@ def filled(folder, free):
 
 
 def tried_with_more_room(command, out):
-    """What the command says on a disk with no room, with some, and so on until it is done."""
+    """Words of the command on a disk with no room, with some, and so on until it is done."""
     mounted(out)
     told = []
     for free in FREE:

@@ -49,7 +49,7 @@ def test_a_ladder_takes_the_first_of_its_best_rungs(rungs, splits, makespan):
 
 
 def test_halving_ends_at_an_even_share():
-    """Of 40 each, table 0 of 64 is too much and its half is not."""
+    """Devices have 40: table 0 of 64 is too much and its half is not."""
     assert make("halve-then-greedy")(task_of([64, 8, 8]), Columns()).splits == (0,)
     assert make("halve-then-greedy")(task_of([8, 8, 8]), Columns()).splits == ()
 

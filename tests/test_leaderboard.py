@@ -28,8 +28,8 @@ from shard_gym_agents.learners import trained
 
 ROOT = Path(__file__).parents[1]
 JSON_KEYS = (
-    "suite agent track planner judge seeds rank feasible latency_ms gap gap_interval iqm speedup balance plan_seconds "
-    "cpu_seconds gap_at build_seconds isolation error note"
+    "suite agent track planner judge seeds rank feasible latency_ms gap gap_interval iqm p speedup balance "
+    "plan_seconds cpu_seconds gap_at build_seconds isolation error note"
 )
 
 
@@ -156,7 +156,7 @@ def test_the_table_and_its_page(tmp_path):
 
 
 def test_best_known_plans_are_kept_only_on_demand(tmp_path, lead, capsys):
-    """By another judge than the suite's: the makespans that are shipped know nothing of it."""
+    """Another judge than the suite's: the makespans that are shipped know nothing of it."""
     other = ("--simulator", "roofline:h200-v1")
     options = ("--agents", "random", "--tasks", "3", "--seeds", "2", "--json", *other)
     lead(tmp_path, *options)

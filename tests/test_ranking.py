@@ -61,6 +61,8 @@ def test_agents_that_the_tasks_do_not_tell_apart_share_a_rank():
     agents = [sample("first", base), sample("noisy", base + wobble), sample("last", base + 1)]
     found = standings(agents, np.full(40, 10.0), np.full(40, 5.0))
     assert [(s.agent, s.rank) for s in found] == [("first", 1), ("noisy", 1), ("last", 3)]
+    assert found[0].p == 1 and found[1].p > 0.5
+    assert found[2].p == pytest.approx(2 / 20_001)  # no random signs come near, and there were two comparisons
     found = standings(agents, np.full(40, 10.0), np.full(40, 5.0), resolution=0.3)
     assert [(s.agent, s.rank) for s in found] == [("first", 1), ("noisy", 1), ("last", 1)]
 
@@ -114,7 +116,7 @@ def test_a_worse_agent_changes_nobody_elses_figures_and_no_better_ones_rank(made
         unknown = np.full(6, NAN)
         before = by_agent(samples, random, best_of_run(samples, random, unknown))
         after = by_agent(more, random, best_of_run(more, random, unknown))
-        assert all(replace(after[a], rank=0) == replace(before[a], rank=0) for a in before)
+        assert all(replace(after[a], rank=0, p=0) == replace(before[a], rank=0, p=0) for a in before)
         better = [a for a in before if place(before[a]) <= place(before["0"])]
         assert [after[a].rank for a in better] == [before[a].rank for a in better]
 

@@ -52,7 +52,7 @@ def test_a_suite_without_frozen_plans_says_so(few):
 
 
 class Options:
-    """What the command line tells."""
+    """Words of the command."""
 
     budget, calls, workers = 0.01, 0, 1
 

@@ -64,7 +64,7 @@ def test_campaigns_that_share_too_little_have_no_common_pace():
 
 
 def test_noise_leaves_an_error_that_no_prediction_can_be_without():
-    """Of normal noise of 6 % the mean of three keeps 6 / sqrt(3), and its mean size is sqrt(2 / pi) of that."""
+    """Normal noise of 6 %: the mean of three keeps 6 / sqrt(3), and its mean size is sqrt(2 / pi) of that."""
     rng, shards = np.random.default_rng(0), 3_000
     once = rng.uniform(10, 90, shards)
     noisy = [measured(once * (1 + rng.normal(0, 0.06, shards))) for _ in range(3)]

@@ -23,7 +23,7 @@ def drawn(rng, error: JudgeError, tasks: int, noise: float = 0.03, runs: int = 3
 
 
 def test_the_formula_by_hand():
-    """Of 4 % of which a half is shared, two plans differ by 4 %, on 16 tasks by 1 %; the method's 0 % stays."""
+    """Half of 4 % is shared: two plans differ by 4 %, on 16 tasks by 1 %; the method's 0 % stays."""
     assert JudgeError(0.04, 0.5, 0.0).resolution(16) == pytest.approx(SURE * 0.01)
     assert JudgeError(0.04, 0.5, 0.02).resolution(10**9) == pytest.approx(SURE * 0.02, rel=1e-3)
     assert JudgeError(0.04, 1.0, 0.0).resolution(16) == 0

@@ -115,8 +115,9 @@ def test_hardware_reads_and_writes_its_own_files_only(measured, monkeypatch, tmp
     monkeypatch.setattr(Hardware, "fresh", property(lambda self: tmp_path / f"{self.name}-fresh.json"))
     monkeypatch.setattr(sim_to_real, "PICKS", (Pick(chosen.SUITE, 0, 1),))
     monkeypatch.setattr(sim_to_real, "solvers_of", lambda *_: {"random": make("random")})
-    flags = ["--hardware", "h200", "--planner", "roofline:h200-v1", "--shards", str(tmp_path / "list.npz")]
-    assert sim_to_real.main(["choose", *flags]) == 0
+    assert sim_to_real.main(["choose", "--hardware", "h200", "--planner", "roofline:h200-v1"]) == 0
+    assert sim_to_real.main(["list", "--hardware", "h200", "--shards", str(tmp_path / "list.npz")]) == 0
+    assert len(Measurements.load(tmp_path / "list.npz")) == 8  # devices of one random plan
     assert {path.name for path in tmp_path.iterdir()} == {
         "here-plans.json",
         "here-plans.npz",
@@ -155,7 +156,7 @@ def test_plans_that_split_tables_and_solvers_without_a_plan_are_kept(tmp_path, m
 
 
 def test_gains_over_ladder_by_hand():
-    """On the two tasks that both plan, 10 % less is measured where 20 % was predicted; the third one only it plans."""
+    """Two tasks that both plan: 10 % less is measured where 20 % was predicted; the third one only it plans."""
     predicted = np.array([[10.0, 8.0], [20.0, 16.0], [np.inf, 5.0]])
     devices = np.stack([np.array([[10.0, 9.0], [20.0, 18.0], [np.inf, 5.0]])[..., None]] * 3)
     found = Outcome("p", ("ladder", "search"), predicted, predicted, predicted[..., None], devices)

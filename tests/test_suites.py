@@ -11,6 +11,7 @@ from shard_gym.plan.feasibility import first_fit_decreasing
 from shard_gym.plan.random_plans import random_placements
 from shard_gym.simulators import make
 from shard_gym.tables.pool import GB
+from shard_gym.task.suite import FROZEN_PLAN
 from shard_gym.task.suites import SPLITS, SUITES
 
 # Content of every task of every split, in order: a published suite is the same on any machine, for ever.
@@ -63,6 +64,9 @@ FROZEN = {
     "tightmix-80x8-allkinds": "e11625ae817df76d",
     "wide-300x16-allkinds": "da0df8eb9f1e853e",
     "prod-1000x128-allkinds": "24d7eac561f8a0d2",
+    "fitsplit-24x8": "db8bf9a8868279ff",
+    "fitsplit-40x8": "45e45bf1dc012cc0",
+    "fittightmix-80x8": "4abe8dcb74d79bda",
 }
 
 
@@ -92,13 +96,25 @@ def test_tasks_are_what_the_suite_says(key):
     assert 0 <= suite.bound_share() <= 1
 
 
-@pytest.mark.parametrize("key", [k for k in SUITES if k.startswith(("core", "tight", "hetero", "wide", "prod"))])
+@pytest.mark.parametrize("key", [k for k in SUITES if k.startswith(("core", "tight", "hetero", "wide", "prod", "fit"))])
 def test_core_suites_test_on_tables_never_trained_on(key):
     suite = SUITES[key]
     assert suite.num_tasks("test") >= 100
     rows = [np.concatenate([np.stack([t.tables.rows, t.tables.lookups], 1) for t in suite.tasks(s)]) for s in SPLITS]
     train, val, test = ({tuple(row) for row in part.tolist() if row[0] > 1_000} for part in rows)
     assert not train & test and not train & val and not val & test
+
+
+@pytest.mark.parametrize("key", [k for k in SUITES if k.startswith("fit")])
+def test_suites_on_fitted_costs_are_settled_as_they_were_measured(key):
+    suite = SUITES[key]
+    task = suite.tasks("test")[0]
+    assert (task.objective, task.batch, set(task.tables.dtype)) == ("kernel", 2_048, {"fp16"})
+    assert task.splits_allowed == suite.split_action == ("split" in key) and suite.reward == "latency"
+    assert set(task.tables.dim.tolist()) <= {4, 8, 16, 32, 64, 128}
+    worth = suite.reference_makespans()
+    assert suite.gap_to == FROZEN_PLAN and np.isfinite(worth).all()
+    assert (worth < suite.random_makespans()).all()
 
 
 def test_dreamshards_halves_do_not_meet():
@@ -138,7 +154,7 @@ def test_split_suites_show_the_tasks_of_their_base(key):
         suite.random_makespans("test", "roofline:h200-v1")
 
 
-@pytest.mark.parametrize(("key", "factor"), [("tight-80x8", 1.05), ("tightmix-80x8", 1.02)])
+@pytest.mark.parametrize(("key", "factor"), [("tight-80x8", 1.05), ("tightmix-80x8", 1.02), ("fittightmix-80x8", 1.02)])
 def test_tight_suites_are_tight_and_feasible(key, factor):
     for task in SUITES[key].tasks("test"):
         assert task.memory[0] == int(factor * table_bytes(task).sum() / task.num_devices)

@@ -35,7 +35,7 @@ assert not {"torch", "matplotlib"} & set(sys.modules)
 
 
 def run(*command: object, **options) -> str:
-    """What the command says on stderr."""
+    """Words of the command on stderr."""
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stderr

@@ -48,11 +48,10 @@ def of_runs(judge: FastSimulator, hardware: Hardware) -> tuple[JudgeError, dict[
 def of_visits(judge: FastSimulator, hardware: Hardware) -> tuple[JudgeError, dict[str, Any]]:
     """The error on plans of mixtures, some with split tables; every method planned every task."""
     judged, devices, methods = [], [], list[str]()
-    for path in hardware.visited_plans():
+    for path in filter(_measured, hardware.visited_plans()):
         plans = read_json(path)["plans"]
         methods = list(dict.fromkeys(plan["solver"] for plan in plans))
-        measured = Measurements.load(path.with_name(path.name.replace("-plans.json", ".npz")))
-        times = visits(measured, Measurements.load(hardware.pace))
+        times = visits(Measurements.load(_times_of(path)), Measurements.load(hardware.pace))
         for first in range(0, len(plans) - len(methods) + 1, len(methods)):
             task = [_devices(plan) for plan in plans[first : first + len(methods)]]
             if all(key in times for keys in task for key in keys):
@@ -60,6 +59,15 @@ def of_visits(judge: FastSimulator, hardware: Hardware) -> tuple[JudgeError, dic
                 devices.append([_padded([times[key] for key in keys]) for keys in task])
     error = judge_error(np.array(judged), np.moveaxis(np.array(devices), -1, 0))
     return error, {"tasks": len(judged), "methods": methods}
+
+
+def _times_of(plans: Path) -> Path:
+    return plans.with_name(plans.name.replace("-plans.json", ".npz"))
+
+
+def _measured(plans: Path) -> bool:
+    """True if the shards of these plans are measured already."""
+    return _times_of(plans).exists()
 
 
 def visits(measured: Measurements, reference: Measurements) -> dict[Any, np.ndarray]:
@@ -98,7 +106,7 @@ def write(options: Namespace) -> None:
     write_whole(PATH, json.dumps(told, indent=1) + "\n")
 
 
-JUDGES = {"learned:cpu-judge-v1": of_runs}
+JUDGES = {"learned:cpu-judge-v1": of_runs, "learned:cpu-judge-v2": of_visits}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,14 +1,15 @@
-"""Plans that are chosen before they are measured: `python -m benchmarks.sim_to_real choose --shards FILE.npz`
+"""Plans that are chosen before they are measured: `python -m benchmarks.sim_to_real choose --planner learned:cpu-v2`
 
-Writes plans of test tasks by eight methods, with what the planner predicts, to measurements/HARDWARE-fresh.json, and
-their shards to `--shards`, with some that tell the machine's pace. Commit the plans, then measure the shards in three
+Writes plans of test tasks by eight methods, with what the planner predicts, to measurements/HARDWARE-fresh.json. Commit
+them; then `list --shards FILE.npz` writes their shards, with some that tell the machine's pace. Measure these in three
 passes, each in a shuffled order of its own, and keep the result as measurements/HARDWARE-fresh.npz:
 
     shard-gym measure --shard-file FILE.npz --repeats 3 --seed 1 ... --out RUN
 
-`python -m benchmarks.sim_to_real compare` writes what came out to benchmarks/results/sim_to_real.md: for each method
-how much faster its plans are than ladder's, predicted and measured, task by task. (Plans of the first edition, of
-cost-greedy and of searches that split nothing, are told by `python -m benchmarks.fidelity`.)
+`python -m benchmarks.sim_to_real compare --judge learned:cpu-judge-v2` writes what came out to
+benchmarks/results/sim_to_real.md: for each method how much faster its plans are than ladder's, predicted and measured,
+task by task. (Plans of the first edition, of cost-greedy and of searches that split nothing, are told by
+`python -m benchmarks.fidelity`.)
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from shard_gym.measuring.chosen import Outcome, Pick, Solver
 from shard_gym.measuring.measurements import Measurements
 from shard_gym.plan.plan import Plan
 from shard_gym.records import commands
-from shard_gym.records.commands import seconds
 from shard_gym.records.files import write_whole
 from shard_gym.results.evaluate import score
 from shard_gym.simulators import FastSimulator, Simulator
@@ -48,7 +48,7 @@ PICKS = (Pick("fitsplit-24x8", 0, 32), Pick("fittightmix-80x8", 0, 30), Pick("ti
 GREEDIES = ("random", "cost-greedy", "halve-then-greedy", "ladder")
 BASE, SEARCH = "ladder", "local-search"
 SPREADS = 1.0  # that a search charges for
-BUDGET = 1.0  # seconds
+CALLS = 50_000  # questions of a search to the planner: the same on any machine
 HEAD = ["plans by", "tasks with a plan", "predicted", "judged", "measured", "95 % interval", "p"]
 
 
@@ -57,13 +57,13 @@ class Searched:
     """Local search on a planner that is read in some way."""
 
     read: Callable[[FastSimulator, Task], Simulator]
-    budget: float
+    calls: int
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
-        return make(SEARCH, budget=self.budget)(task, self.read(require_fast(planner), task))
+        return make(SEARCH, calls=self.calls)(task, self.read(require_fast(planner), task))
 
 
-def solvers_of(suite: str, planner: Simulator, budget: float) -> dict[str, Solver]:
+def solvers_of(suite: str, planner: Simulator, calls: int) -> dict[str, Solver]:
     """The methods that plan the tasks of a suite, by name."""
     readings: dict[str, Callable[[FastSimulator, Task], Simulator]] = {
         "mean": lambda planner, task: planner,
@@ -71,7 +71,7 @@ def solvers_of(suite: str, planner: Simulator, budget: float) -> dict[str, Solve
         "expected slowest": Expected,
     }
     found: dict[str, Solver] = {name: make(name) for name in GREEDIES}
-    found |= {f"{SEARCH} by {name}": Searched(read, budget) for name, read in readings.items()}
+    found |= {f"{SEARCH} by {name}": Searched(read, calls) for name, read in readings.items()}
     learned = best_learner(suite, planner)
     return found if learned is None else found | {f"learner ({learned.learner})": learned}
 
@@ -92,20 +92,28 @@ def best_learner(suite: str, planner: Simulator) -> Trained | None:
 
 
 def choose(options: Namespace) -> None:
-    """Write the plans and their shards."""
+    """Write the plans."""
     hardware = Hardware(options.hardware)
     planner = simulators.make(options.planner or hardware.planner)
-    parts = [chosen.choose(planner, solvers_of(p.suite, planner, options.budget), [p]) for p in PICKS]
-    plans = [entry for part, _ in parts for entry in part["plans"]]
-    chosen.save(hardware.fresh, parts[0][0] | {"plans": plans})
-    shards = Measurements.concat([*(part for _, part in parts), *yardstick(hardware, chosen.POOL)])
+    parts = [chosen.choose(planner, solvers_of(p.suite, planner, options.calls), [p])[0] for p in PICKS]
+    plans = [entry for part in parts for entry in part["plans"]]
+    chosen.save(hardware.fresh, parts[0] | {"plans": plans})
+    print(f"{len(plans)} plans in {hardware.fresh}")
+
+
+def list_shards(options: Namespace) -> None:
+    """Write the shards of the plans."""
+    if options.shards is None:
+        raise ShardGymError("list needs --shards FILE.npz, where the shards go that are to be measured")
+    hardware = Hardware(options.hardware)
+    shards = Measurements.concat([chosen.listed(chosen.load(hardware.fresh)), *yardstick(hardware, chosen.POOL)])
     shards.save(options.shards)
-    print(f"{len(plans)} plans in {hardware.fresh}, {len(shards)} shards to measure in {options.shards}")
+    print(f"{len(shards)} shards to measure in {options.shards}")
 
 
 @dataclass(frozen=True)
 class Gain:
-    """How much faster a method's plans are than ladder's on tasks where both have one, as shares of ladder's time."""
+    """Gain of a method's plans over ladder's on tasks where both have one, as shares of ladder's time."""
 
     solver: str
     planned: int  # tasks that it found a plan for
@@ -184,25 +192,18 @@ def _cells(found: Outcome) -> list[list[str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Choose the plans, or tell what became of them."""
+    """Choose the plans, list their shards, or tell what became of them."""
     parser = commands.parser("sim_to_real", __doc__)
-    parser.add_argument("step", choices=["choose", "compare"])
+    parser.add_argument("step", choices=STEPS)
     parser.add_argument("--hardware", default="cpu", help="which measurements: files HARDWARE-*.npz")
     parser.add_argument("--planner", help="id or weights file that chooses; default learned:HARDWARE-v1")
     parser.add_argument("--judge", help="id or weights file; default learned:HARDWARE-judge-v1")
-    parser.add_argument("--budget", type=seconds, default=BUDGET, help="of a search on a task, default 1s")
-    parser.add_argument("--shards", type=Path, help="file of the shards to measure, of choose")
-    return commands.run(parser, run, argv)
+    parser.add_argument("--calls", type=int, default=CALLS, help=f"of a search to the planner, default {CALLS}")
+    parser.add_argument("--shards", type=Path, help="file of the shards to measure, of list")
+    return commands.run(parser, lambda options: STEPS[options.step](options), argv)
 
 
-def run(options: Namespace) -> None:
-    """Take the step."""
-    if options.step == "compare":
-        compare(options)
-    elif options.shards is None:
-        raise ShardGymError("choose needs --shards FILE.npz, where the shards go that are to be measured")
-    else:
-        choose(options)
+STEPS = {"choose": choose, "list": list_shards, "compare": compare}
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ def _errors(simulator: FastSimulator, shards: Shards, noise: np.ndarray) -> dict
 def plan_figures(
     plans: dict[str, Any], runs: Sequence[Measurements], known: dict[str, FastSimulator]
 ) -> dict[str, dict[str, Any]]:
-    """Judge every fit by plans that v1 chose, against what they took."""
+    """Predictions of each fit for plans that v1 chose, against what they took."""
     found = {}
     for name, simulator in known.items():
         outcome = chosen.outcome(chosen.again(plans, simulator), runs, simulator)
@@ -233,7 +233,7 @@ def page(found: pages.Found) -> str:
 
 
 def _aims(found: pages.Found) -> list[str]:
-    """Table of what was aimed at, and what v1 and v2 reach."""
+    """Aims, and what v1 and v2 reach."""
     shards = next(iter(found["shards"].values()))["fits"]
     reached = [_reached(shards[name], found["plans"][name]) for name in FITS[:2]]
     aims = ("3.5 % at most", "88 to 92 %", "within 1.5 %", "within 1.5 %", "within 2 %", "0.4", "30 %")

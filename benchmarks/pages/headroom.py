@@ -54,6 +54,7 @@ from shard_gym.records.progress import ProgressBar
 from shard_gym.results.evaluate import run, score
 from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.task import suites
+from shard_gym.task.suite import BEST_KNOWN
 from shard_gym.task.suites import SUITES, Suite
 from shard_gym.task.task import Task
 from shard_gym_agents import make
@@ -378,7 +379,8 @@ def _alone(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    chosen = [suites.get(key) for key in options.suite or SUITES]
+    searched = [key for key, suite in SUITES.items() if suite.gap_to == BEST_KNOWN]  # no search of the others' judge
+    chosen = [suites.get(key) for key in options.suite or searched]
     for method in options.methods:
         make(method)
     tries = {key: Tries(options.runs / f"{key}.jsonl") for key in dict.fromkeys(s.frozen_as for s in chosen)}

@@ -42,6 +42,7 @@ from shard_gym.plan.plan import Plan
 from shard_gym.records.files import read_json, write_whole
 from shard_gym.simulators import FastSimulator
 from shard_gym.simulators.base import plan_latency
+from shard_gym.task.suite import BEST_KNOWN
 from shard_gym.task.suites import SUITES, Suite
 from shard_gym.task.task import Task
 from shard_gym_agents.leaderboard.references import Entry, load_best
@@ -185,7 +186,8 @@ def _read(path: Path) -> dict[str, dict[str, Card]]:
 def page(results: Path) -> str:
     """The page of the cards and best known plans under `results`."""
     told = [(s, cards) for s in SUITES.values() if (cards := _cards(results, s))]
-    missing = [s.key for s in SUITES.values() if s not in [suite for suite, _ in told]]
+    carded = [suite for suite, _ in told]
+    missing = [s.key for s in SUITES.values() if s.gap_to == BEST_KNOWN and s not in carded]
     lines = [INTRO, "", "## Tiers and gaps", "", *table(TIER_HEAD, [_tier_row(s, c) for s, c in told])]
     lines += ["", *(f"{suite.key} is {suite.remark}." for suite, _ in told if suite.remark)]
     lines += [

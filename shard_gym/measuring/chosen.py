@@ -72,27 +72,36 @@ def choose(
     planner: Simulator, solvers: Mapping[str, Solver], picks: Sequence[Pick]
 ) -> tuple[dict[str, Any], Measurements]:
     """Plans of the tasks picked with their predicted makespans, and their shards, not measured yet."""
-    plans: list[dict[str, Any]] = []
-    shards: dict[Shard, None] = {}
-    for pick in picks:
-        for number, task in pick.tasks().items():
-            for name, solve in solvers.items():
-                entry, plan = _planned(task, solve, planner)
-                plans.append({"suite": pick.suite, "task": number, "solver": name, **entry})
-                shards |= dict.fromkeys(shards_of(task, plan) if plan else ())
+    plans = [
+        {"suite": pick.suite, "task": number, "solver": name, **_planned(task, solve, planner)}
+        for pick in picks
+        for number, task in pick.tasks().items()
+        for name, solve in solvers.items()
+    ]
     chosen = {"schema": SCHEMA_2, "planner": planner.id, "plans": plans}
-    return chosen, Measurements.unmeasured(POOL, list(shards), kind="searched")
+    return chosen, listed(chosen)
 
 
-def _planned(task: Task, solve: Solver, planner: Simulator) -> tuple[dict[str, Any], Plan | None]:
-    """The entry of a solver on a task, and its plan if it found one."""
+def listed(chosen: dict[str, Any]) -> Measurements:
+    """The different shards of chosen plans, not measured yet."""
+    found = (
+        shard
+        for entry in chosen["plans"]
+        if entry["predicted"] is not None
+        for shard in shards_of(task_of(entry.get("suite", SUITE), entry["task"]), _plan(entry))
+    )
+    return Measurements.unmeasured(POOL, list(dict.fromkeys(found)), kind="searched")
+
+
+def _planned(task: Task, solve: Solver, planner: Simulator) -> dict[str, Any]:
+    """The entry of a solver on a task."""
     try:
         plan = solve(task, planner)
     except InfeasibleTask:
-        return {"predicted": None}, None
+        return {"predicted": None}
     predicted = float(plan_latency(planner, task, plan).makespan("kernel"))
     splits = {"splits": list(plan.splits)} if plan.splits else {}
-    return {"predicted": predicted, "device": list(plan.device), **splits}, plan
+    return {"predicted": predicted, "device": list(plan.device), **splits}
 
 
 def save(path: Path, chosen: dict[str, Any]) -> None:

@@ -167,7 +167,7 @@ def by_simulator(simulator: FastSimulator) -> Predictor:
 
 
 def predicted_by(simulator: simulators.Simulator) -> Callable[[Measurements], np.ndarray]:
-    """Times that a fast simulator says of every shard that has one, ms (S,)."""
+    """Predictions of a fast simulator for every shard, measured or not, ms (S,)."""
     if not isinstance(simulator, FastSimulator):
         raise SimulatorError(f"{simulator} does not predict shards from sums: give a fit or a roofline")
     predict = by_simulator(simulator)

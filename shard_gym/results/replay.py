@@ -33,7 +33,7 @@ Judged = tuple[Result, Score | None]
 
 
 class _RunOf(NamedTuple):
-    """What the lines of a run have in common."""
+    """Facts that the lines of a run have in common."""
 
     suite: str
     agent: str

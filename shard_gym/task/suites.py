@@ -214,3 +214,4 @@ def _fitted_suites() -> list[Suite]:
 SUITES: dict[str, Suite] = {suite.key: suite for suite in (*_parity_suites(), *_core_suites())}
 SUITES |= {suite.key: suite for suite in _split_suites(SUITES)}
 SUITES |= {suite.key: suite for suite in _all_kinds_suites(SUITES)}
+SUITES |= {suite.key: suite for suite in _fitted_suites()}

@@ -1,4 +1,4 @@
-"""How long a leaderboard will take, before it runs."""
+"""Forecast of how long a leaderboard takes, before it runs."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from shard_gym_agents.leaderboard.report import Ranking, Row
 
 UNIT = 2  # significant digits of a time; more would not repeat
 GAP = "+.1%"
+LEAST = 0.001  # p-value that is told
 Cell = Callable[[Row], str]
 Columns = Mapping[str, Cell]
 
@@ -46,6 +47,7 @@ def markdown(found: Ranking, command: str, workers: int, build_limit: float) -> 
         f"Gap is to {found.gap_to}, speedup over the mean random plan; IQM is the mean of the middle half of runs.",
         "In brackets: 95 % intervals, by resampling tasks and seeds. Agents share a rank that are feasible as often as",
         "the best of them and are not told apart from it: the interval of the mean difference includes zero.",
+        "p is of a paired test against the best of the track, by random signs, corrected for the number of agents.",
         "A run without a feasible plan in time counts as the mean random plan. Tracks are ranked apart.",
         _timing(found, workers),
         f"An agent has {build_limit:g} s to be built. Calls of the planner are the agent's claim (`docs/arena.md`).",
@@ -64,7 +66,7 @@ def _timing(found: Ranking, workers: int) -> str:
 
 
 def host() -> str:
-    """This machine."""
+    """The machine that runs this."""
     return f"{os.cpu_count()} cores ({platform.machine()})"
 
 
@@ -100,7 +102,7 @@ def _isolation(found: Ranking) -> str:
 
 
 def _words(row: Row) -> str:
-    """What went wrong with an agent, or is odd about it."""
+    """Notes on an agent: what went wrong, or is odd."""
     return "; ".join(filter(None, (row.error, row.note)))
 
 
@@ -114,6 +116,10 @@ def _interval(value: Callable[[Standing], Estimate], form: str) -> Cell:
 
 def _at(budget: float) -> Cell:
     return lambda row: f"{row.gap_at[budget].mean:{GAP}}" if budget in row.gap_at else "-"
+
+
+def _chance(p: float) -> str:
+    return f"{p:.3f}" if p >= LEAST else f"< {LEAST}"
 
 
 def _time(seconds: float) -> str:
@@ -144,6 +150,7 @@ def _columns(rows: Sequence[Row], ranked: bool) -> Columns:
 
 DETAILS: Columns = {
     "agent": lambda row: row.agent,
+    "p": lambda row: _chance(row.standing.p) if row.standing else "-",
     "makespan ms": _interval(lambda s: s.makespan, ".2f"),
     "speedup": _interval(lambda s: s.speedup, ".3f"),
     "balance": _plain(lambda row: row.balance, ".2f"),

@@ -1,4 +1,4 @@
-"""What else the machine does while agents are timed, by /proc; nothing is known where there is none."""
+"""Other work of the machine while agents are timed, by /proc; nothing is known where there is none."""
 
 from __future__ import annotations
 

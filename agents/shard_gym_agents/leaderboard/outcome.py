@@ -14,6 +14,7 @@ from shard_gym.plan.plan import Plan
 from shard_gym.records.files import write_whole
 from shard_gym.results import write_results
 from shard_gym.task import suites
+from shard_gym.task.suite import BEST_KNOWN
 from shard_gym_agents.leaderboard import layout, page
 from shard_gym_agents.leaderboard.arena.job import Job
 from shard_gym_agents.leaderboard.kept import Watched
@@ -28,7 +29,7 @@ Missing = dict[tuple[str, str], str]  # suite and agent -> what it needs
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run gave: by job its runs, as far as they were finished."""
+    """Outcome of a command: by job its runs, as far as they were finished."""
 
     options: argparse.Namespace
     done: Mapping[Job, list[Judged]]
@@ -92,7 +93,7 @@ def _report(key: str, outcome: Outcome) -> tuple[Board | None, bool]:
     if not finished and not unable:
         return None, False
     every = [pair for job, runs in outcome.done.items() if job.agent in finished for pair in runs]
-    if options.update_best:
+    if options.update_best and suite.gap_to == BEST_KNOWN:
         improved = update_best(options.best_known / f"{key}.json", judge, every)
         print(f"{key}: better plans for {improved} tasks are now the best known", file=sys.stderr)
     refs = references(suite, options.split, tasks, judge, options.best_known)

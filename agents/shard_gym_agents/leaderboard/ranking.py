@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shard_gym_agents.leaderboard.statistics import Statistic, interval, iqm, mean, rank_groups
+from shard_gym_agents.leaderboard.statistics import Statistic, holm, interval, iqm, mean, paired, rank_groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,14 +58,18 @@ class Standing:
     gap: Estimate  # to the best known, as a share of it
     iqm: Estimate  # of the same gaps
     speedup: Estimate  # over the mean random plan
+    p: float = 1.0  # of gaps like those of the best in the track, task by task; corrected for the number of agents
 
 
 def standings(
     samples: Sequence[Sample], random: np.ndarray, best: np.ndarray, resolution: float = 0.0
 ) -> list[Standing]:
     """Rank the agents, best first within their track; `random` and `best` are ms per task, (T,)."""
-    ranks = {s.agent: rank for group in _tracks(samples) for s, rank in _ranked(group, random, best, resolution)}
-    found = [_standing(s, ranks[s.agent], random, best) for s in samples]
+    found: list[Standing] = []
+    for track in dict.fromkeys(s.track for s in samples):
+        ranked = _ranked([s for s in samples if s.track == track], random, best, resolution)
+        chances = _corrected([s.gaps(random, best) for s, _ in ranked])
+        found += [_standing(s, rank, p, random, best) for (s, rank), p in zip(ranked, chances, strict=True)]
     return sorted(found, key=lambda s: (s.track != "search", s.rank, s.gap.mean, s.agent))
 
 
@@ -81,14 +85,10 @@ def estimate(table: np.ndarray, statistic: Statistic = mean) -> Estimate:
     return Estimate(float(statistic(table)), *interval(table, statistic))
 
 
-def _tracks(samples: Sequence[Sample]) -> list[list[Sample]]:
-    return [[s for s in samples if s.track == track] for track in dict.fromkeys(s.track for s in samples)]
-
-
 def _ranked(
     samples: Sequence[Sample], random: np.ndarray, best: np.ndarray, resolution: float
 ) -> list[tuple[Sample, int]]:
-    """The agents of a track with their ranks."""
+    """The agents of a track with their ranks, best first."""
     ranked: list[tuple[Sample, int]] = []
     for share in sorted({s.feasible for s in samples}, reverse=True):
         alike = {s.agent: s for s in samples if s.feasible == share}
@@ -98,7 +98,13 @@ def _ranked(
     return ranked
 
 
-def _standing(sample: Sample, rank: int, random: np.ndarray, best: np.ndarray) -> Standing:
+def _corrected(gaps: Sequence[np.ndarray]) -> list[float]:
+    """P-values of each agent against the first, task by task, corrected for their number."""
+    first, *others = gaps
+    return [1.0, *holm([paired(one, first).p for one in others])]
+
+
+def _standing(sample: Sample, rank: int, p: float, random: np.ndarray, best: np.ndarray) -> Standing:
     makespan, gaps = sample.counted(random), sample.gaps(random, best)
     return Standing(
         agent=sample.agent,
@@ -109,4 +115,5 @@ def _standing(sample: Sample, rank: int, random: np.ndarray, best: np.ndarray) -
         gap=estimate(gaps),
         iqm=estimate(gaps, iqm),
         speedup=estimate(random[:, None] / makespan),
+        p=p,
     )

@@ -125,6 +125,7 @@ def json_row(row: Row) -> dict[str, Any]:
         "gap": s and s.gap.mean,
         "gap_interval": s and (s.gap.low, s.gap.high),
         "iqm": s and s.iqm.mean,
+        "p": s and s.p,
         "speedup": s and s.speedup.mean,
         **{name: _known(getattr(row, name)) for name in ("balance", "plan_seconds", "cpu_seconds")},
         "gap_at": {f"{budget:g}s": found.mean for budget, found in sorted(row.gap_at.items())} or None,

@@ -135,7 +135,7 @@ def _resampled(tables: Sequence[np.ndarray], resamples: int, seed: int) -> list[
 
 @lru_cache(maxsize=4)
 def _drawn(tasks: int, seeds: int, resamples: int, seed: int, table: int) -> np.ndarray:
-    """Where resamples find their runs in a flat table: tasks the same for every table, seeds drawn for each."""
+    """Places of resampled runs in a flat table: tasks the same for every table, seeds drawn for each."""
     task = np.random.default_rng([seed, 0]).integers(tasks, size=(resamples, tasks))
     which = np.random.default_rng([seed, 1 + table]).integers(seeds, size=(resamples, tasks, seeds))
     return task[..., None] * seeds + which

@@ -20,11 +20,11 @@ class Charged(FastSimulator):
         self.id = f"{planner.id} + {times:g} spread"
 
     def embed(self, task: Task) -> np.ndarray:
-        """What the planner has."""
+        """The planner's own."""
         return self.planner.embed(task)
 
     def embed_shards(self, task: Task, shards: Shards) -> np.ndarray:
-        """What the planner has."""
+        """The planner's own."""
         return self.planner.embed_shards(task, shards)
 
     def decode(self, task: Task, sums: np.ndarray) -> Latency:
