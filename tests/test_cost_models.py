@@ -7,8 +7,9 @@ import torch
 
 from shard_gym.errors import CorruptFile, InvalidPool, UnknownName
 from shard_gym.measuring import predictors
-from shard_gym.measuring.fit import Fitting, fit, main, net_of
+from shard_gym.measuring.fit import Fitting, fit, main
 from shard_gym.measuring.measurements import Measurements
+from shard_gym.measuring.nets import net_of
 from shard_gym.simulators import features
 from shard_gym.simulators.learned import Learned
 from shard_gym.simulators.networks import (

@@ -12,15 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from shard_gym.errors import InvalidPool
-from shard_gym.measuring.measurements import (
-    UNKNOWN,
-    Measurements,
-    at_pace,
-    at_pace_of,
-    combined,
-    pace_by_size,
-)
+from shard_gym.measuring.measurements import UNKNOWN, Measurements, at_pace, at_pace_of
 from shard_gym.measuring.shards import order_of_passes
+from shard_gym.measuring.visits import combined, pace_by_size
 
 WIDTH = 8.0  # measurements: standard deviation of the weights of a shard's neighbours
 REACH = 4  # deviations of the weights that count

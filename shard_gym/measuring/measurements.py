@@ -47,9 +47,6 @@ RUNS = {"run_ms": np.float32}
 _COLUMNS_OF = {SCHEMA: COLUMNS, SCHEMA_2: COLUMNS | WHEN, SCHEMA_3: COLUMNS | WHEN | RUNS}
 UNKNOWN = {"worker": -1, "at": np.nan}
 SETTINGS = ("batch", "dtype", "optimizer", "clock", "statistic")  # that two campaigns must share to have one pace
-MIN_SIZES = 200  # and for their paces to be compared by size
-ROUNDS, LEAST_OFF = 30, 1e-3  # of a fit of least absolute deviations
-HALF_BYTES, LINE_BYTES, LEAST_POOLING = 2, 64, 1e-3  # of a weight, of a line of memory; ids a sample
 MIN_SHARED = 20  # shards that two campaigns must both hold for their paces to be compared
 CUTS = (1, 2, 4, 8)  # blocks that the rows of a table are cut into, in pools whose names end on BLOCKS
 BLOCKS = "_rows"
@@ -290,31 +287,9 @@ def merged(m: Measurements) -> Measurements:
     return replace(once, forward_ms=forward, backward_ms=backward)
 
 
-def combined(m: Measurements, lowest: int = 3) -> Measurements:
-    """Each distinct shard once, at the mean of the lowest runs of all its visits; spreads are between the visits.
-
-    Other work on the machine only ever adds to a time, and comes and goes: the lowest times are nearest the shard's.
-    """
-    if not m.run_ms.shape[1]:
-        raise InvalidPool("these measurements do not tell the time of each run")
-    found = groups(m)
-    once = m.take([visits[0] for visits in found.values()])
-    means, spreads = np.zeros((2, len(once), 2))
-    for i, visits in enumerate(found.values()):
-        runs = m.run_ms[visits].reshape(-1, 2)
-        means[i] = runs[np.argsort(runs.sum(axis=1))[:lowest]].mean(axis=0)
-        spreads[i] = m.run_ms[visits].min(axis=1).std(axis=0, ddof=1) if len(visits) > 1 else np.nan
-    spreads = np.where(np.isnan(spreads), np.nanmax(spreads / means, initial=0.0) * means, spreads)
-    columns: dict[str, Any] = {"forward_ms": means[:, 0], "backward_ms": means[:, 1]}
-    columns |= {"forward_spread": spreads[:, 0], "backward_spread": spreads[:, 1]}
-    columns |= {name: np.full(len(once), value) for name, value in UNKNOWN.items()}
-    card = m.card | {"combined": {"lowest": lowest, "visits": max(map(len, found.values()))}}
-    return replace(once, card=card, run_ms=np.zeros(0), **columns)
-
-
 def pace(m: Measurements, reference: Measurements) -> float:
     """Time over that of the reference: the median over the shards that both hold."""
-    known, ours = (_mean_times(part) for part in (reference, m))
+    known, ours = (mean_times(part) for part in (reference, m))
     ratios = [ours[key] / known[key] for key in ours.keys() & known.keys()]
     if len(ratios) < MIN_SHARED:
         raise InvalidPool(
@@ -336,45 +311,6 @@ def at_pace_of(reference: Measurements, parts: Sequence[Measurements]) -> list[M
         card = m.card | {"pace": factor, "pace_of": reference.content_hash}
         found.append(replace(at_pace(m, factor), card=card))
     return found
-
-
-def pace_by_size(m: Measurements, reference: Measurements) -> np.ndarray:
-    """The pace of each shard, (S,): it depends on how long the shard takes and how wide its rows are.
-
-    A machine with busy neighbours is slower for small shards and for wide rows than for others. Least absolute
-    deviations of the logarithms, over the shards that both campaigns hold.
-    """
-    found, known = groups(m), _mean_times(reference)
-    shared = [key for key in found if key in known]
-    if len(shared) < MIN_SIZES:
-        raise InvalidPool(f"{len(shared)} shards are in both campaigns, their pace by size needs {MIN_SIZES}")
-    total = m.total_ms.astype(np.float64)
-    ours = np.array([total[found[key]].mean() for key in shared])
-    off = np.log(ours) - np.log([known[key] for key in shared])
-    sides = np.column_stack([np.ones(len(m)), np.log(total), np.log(_row_bytes(m))])
-    seen = sides[[found[key][0] for key in shared]]
-    inside = sides.clip(seen.min(axis=0), seen.max(axis=0))  # of shards unlike all of these, the pace of the nearest
-    return np.exp(inside @ _least_deviations(seen, off))
-
-
-def _row_bytes(m: Measurements) -> np.ndarray:
-    """Bytes that a lookup of each shard reads in the mean, whole lines of memory, (S,)."""
-    shard = np.repeat(np.arange(len(m)), m.tables_per_shard)
-    pooling = np.empty(len(m.table))
-    for number, name in enumerate(m.pools):
-        mine = m.pool[shard] == number
-        pooling[mine] = np.maximum(pool_named(name).pooling[m.table[mine]], LEAST_POOLING)
-    read = pooling * np.ceil(m.dim * HALF_BYTES / LINE_BYTES) * LINE_BYTES
-    return np.bincount(shard, read) / np.bincount(shard, pooling)
-
-
-def _least_deviations(sides: np.ndarray, off: np.ndarray) -> np.ndarray:
-    """The line with the least absolute deviations, by weighing least squares again and again."""
-    weight = np.ones(len(off))
-    for _ in range(ROUNDS):
-        line = np.linalg.lstsq(sides * weight[:, None], off * weight, rcond=None)[0]
-        weight = 1 / np.sqrt(np.maximum(abs(off - sides @ line), LEAST_OFF))
-    return line
 
 
 def at_pace(m: Measurements, factor: np.ndarray | float) -> Measurements:
@@ -411,6 +347,7 @@ def _check(m: Measurements) -> None:
             raise InvalidPool(f"{rule}: entry {int(np.argmax(broken))} breaks it")
 
 
-def _mean_times(m: Measurements) -> dict[Any, float]:
+def mean_times(m: Measurements) -> dict[Any, float]:
+    """Mean of the measurements of each distinct shard that has a time, ms."""
     total = m.total_ms.astype(np.float64)
     return {key: float(total[group].mean()) for key, group in groups(m).items()}
