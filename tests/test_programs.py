@@ -2,7 +2,6 @@
 
 import ast
 import json
-import re
 from pathlib import Path
 
 import gymnasium as gym
@@ -91,15 +90,6 @@ def test_stable_baselines3_trains_on_all_kinds():
     assert row["steps"] >= 16 and row["return"] < 0
     random, greedy = programs.levels(programs.KINDS_ID)
     assert random < greedy < 0
-
-
-def test_the_block_of_the_docs_trains():
-    pytest.importorskip("stable_baselines3")
-    block = re.search(r"```python\n(# sb3.*?)```", (ROOT / "docs" / "clients.md").read_text(), re.DOTALL)[1]
-    told = {}
-    exec(block.replace("300_000", "10").replace("n_steps=240, batch_size=480", "n_steps=4, batch_size=8"), told)
-    assert told["model"].num_timesteps == 64
-    assert told["mean"] < 0
 
 
 def test_episodes_of_a_policy_are_its_plans_with_devices_numbered_anew():
