@@ -72,7 +72,7 @@ class Log:
                 for part, share in read(path):
                     table = pyarrow.Table.from_batches([part]).select(list(self.columns))
                     yield table, (before + share * size) / max(sum(sizes), 1)
-            except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            except (pyarrow.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:  # a name twice
                 hint = "; if its ids are text, say ids='hash' or 'hex'" if "conversion error" in str(error) else ""
                 raise CorruptFile(f"{path} cannot be read: {str(error).splitlines()[0]}{hint}") from error
             before += size
