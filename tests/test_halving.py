@@ -10,7 +10,7 @@ from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.plan.violations import violations
 from shard_gym.results.evaluate import score
 from shard_gym_agents import make
-from shard_gym_agents.solvers.halving import in_halves
+from shard_gym_agents.solvers.halving import Halving
 from tests.pool_helpers import fp16_pool as make_pool
 from tests.search_helpers import SIMULATOR, draw_task
 
@@ -33,10 +33,10 @@ def task_of(dims, **settings):
 
 
 def test_the_costliest_piece_is_halved_in_turn():
-    found = list(in_halves(task_of([64, 24, 8]), Columns(), 3))
+    found = list(Halving(task_of([64, 24, 8]), Columns()).steps(3))
     assert [pieces.splits for pieces in found] == [(), (0,), (0, 0), (0, 0, 3)]  # piece 3 is the other half of table 0
     assert [pieces.uneven for pieces in found] == [True, False, False, False]  # an even share is 48
-    *_, last = in_halves(task_of([8, 4]), Columns())
+    *_, last = Halving(task_of([8, 4]), Columns()).steps()
     assert last.splits == (0,)  # halves of 4 columns stay whole
 
 

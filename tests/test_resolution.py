@@ -1,10 +1,13 @@
 """The resolution of suites: its formula by hand, and its terms found again in drawn measurements."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from benchmarks import judge_errors
+from benchmarks.measured import Hardware
 from shard_gym import suites
 from shard_gym.errors import InvalidTask
 from shard_gym_agents.leaderboard import layout
@@ -75,3 +78,8 @@ def test_pages_say_what_ranks_cannot_tell():
     assert "This suite is saturated: true room about 2 %." in layout.text(fitted.ranking)
     assert "Not ranked" in layout.text(scaling.ranking) and "Not ranked" not in layout.text(exact.ranking)
     assert layout.text(scaling.ranking).count("\n-     ") == 3 and exact.ranking.resolution == 0
+
+
+def test_errors_of_judges_are_those_of_committed_measurements():
+    told = json.loads(judge_errors.PATH.read_text())
+    assert judge_errors.measure(Hardware()) == told, "run python -m benchmarks.judge_errors"

@@ -25,8 +25,9 @@ from shard_gym import simulators
 from shard_gym.errors import SettingsIgnored
 from shard_gym.measuring import chosen
 from shard_gym.measuring.drift import detrended
-from shard_gym.measuring.measurements import Measurements, combined, groups, pace_by_size
+from shard_gym.measuring.measurements import Measurements, groups
 from shard_gym.measuring.predictors import by_simulator, predicted_by, shards_of
+from shard_gym.measuring.visits import combined, pace_by_size
 from shard_gym.records import commands
 from shard_gym.records.files import read_json, write_whole
 from shard_gym.simulators import FastSimulator
@@ -95,15 +96,23 @@ def _padded(times: list[np.ndarray], devices: int = 8) -> np.ndarray:
     return np.pad(np.array(times), ((0, devices - len(times)), (0, 0)))
 
 
+def measure(hardware: Hardware) -> dict[str, Any]:
+    """The errors of all judges, and what they were found from."""
+    told = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SettingsIgnored)
+        for name, source in JUDGES.items():
+            error, found_from = source(require_fast(simulators.make(name)), hardware)
+            told[name] = {key: round(value, DIGITS) for key, value in asdict(error).items()} | found_from
+    return told
+
+
 def write(options: Namespace) -> None:
     """Write the errors of all judges."""
-    warnings.simplefilter("ignore", SettingsIgnored)
-    hardware, told = Hardware(options.hardware), {}
-    for name, source in JUDGES.items():
-        error, found_from = source(require_fast(simulators.make(name)), hardware)
-        told[name] = {key: round(value, DIGITS) for key, value in asdict(error).items()} | found_from
-        print(f"{name}: {told[name]}")
+    told = measure(Hardware(options.hardware))
     write_whole(PATH, json.dumps(told, indent=1) + "\n")
+    for name, error in told.items():
+        print(f"{name}: {error}")
 
 
 JUDGES = {"learned:cpu-judge-v1": of_runs, "learned:cpu-judge-v2": of_visits}

@@ -67,13 +67,13 @@ class Latency:
 
     def makespan(self, objective: str) -> np.ndarray:
         """The slowest device sets the pace: the one number a plan is worth, (...)."""
-        return along_devices(np.maximum, self.cost(objective))[..., 0]
+        return along_devices(np.maximum, self.cost(objective))[..., 0][()]  # a number of one plan
 
     @property
     def balance(self) -> np.ndarray:
         """Fastest over slowest device, computation only; 0 when a device is empty (...)."""
         compute = self.compute
-        least, most = (along_devices(ufunc, compute)[..., 0] for ufunc in (np.minimum, np.maximum))
+        least, most = (along_devices(ufunc, compute)[..., 0][()] for ufunc in (np.minimum, np.maximum))
         return least / np.maximum(most, TINY)
 
 

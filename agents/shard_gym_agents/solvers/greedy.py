@@ -17,7 +17,7 @@ from shard_gym.plan.nodes import Options
 from shard_gym.plan.placing import one
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.rules import Rules
-from shard_gym.simulators import Simulator, single_costs
+from shard_gym.simulators import FastSimulator, Simulator, single_costs
 from shard_gym.simulators.base import embedded
 from shard_gym.simulators.single import cheapest_in_turn, costs_with
 from shard_gym.tables.pool import TablePool
@@ -124,23 +124,28 @@ class CostGreedy:
     deterministic: ClassVar[bool] = True
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
-        planner, rules = require_fast(planner), Rules.of(task)
+        planner = require_fast(planner)
         if beyond_columns(task):
             return kinds.greedy(task, planner)
-        tables = rules.merged(embedded(planner, task))
-        order = np.argsort(-rules.merged(single_costs(planner, task)), kind="stable")
-        if not rules.binding and (found := cheapest_in_turn(task, planner, tables, order)) is not None:
-            return Plan(tuple(found.tolist()))
-        placing = one(Options.of(task, tables, rules), track=True)
-        sums = placing.sums[0]
+        return cheapest_device(task, planner, embedded(planner, task), single_costs(planner, task))
 
-        def cheapest(table: int) -> int:
-            cost = costs_with(task, planner, sums, tables[table])
-            device = int(cost.argmin())  # of a NaN, if there is one
-            require_number(cost[device], planner)
-            if placing.may(table, device):
-                return device
-            legal = placing.legal(table)[0]
-            return int(np.where(legal, cost, np.inf).argmin()) if legal.any() else -1
 
-        return Plan(tuple(follow(placing, order, cheapest).tolist()))
+def cheapest_device(task: Task, planner: FastSimulator, rows: np.ndarray, alone: np.ndarray) -> Plan:
+    """Cost-greedy's plan of tables whose embeddings are these rows, (N, H), and that cost so much alone, (N,)."""
+    rules = Rules.of(task)
+    tables, order = rules.merged(rows), np.argsort(-rules.merged(alone), kind="stable")
+    if not rules.binding and (found := cheapest_in_turn(task, planner, tables, order)) is not None:
+        return Plan(tuple(found.tolist()))
+    placing = one(Options.of(task, tables, rules), track=True)
+    sums = placing.sums[0]
+
+    def cheapest(table: int) -> int:
+        cost = costs_with(task, planner, sums, tables[table])
+        device = int(cost.argmin())  # of a NaN, if there is one
+        require_number(cost[device], planner)
+        if placing.may(table, device):
+            return device
+        legal = placing.legal(table)[0]
+        return int(np.where(legal, cost, np.inf).argmin()) if legal.any() else -1
+
+    return Plan(tuple(follow(placing, order, cheapest).tolist()))

@@ -9,12 +9,13 @@ from typing import ClassVar
 import numpy as np
 
 from shard_gym.errors import InfeasibleTask, InvalidTask
+from shard_gym.memory.usage import device_sums
 from shard_gym.plan.nodes import Nodes
 from shard_gym.plan.plan import Plan
 from shard_gym.simulators import FastSimulator, Simulator, single_costs
-from shard_gym.simulators.base import plan_latency
+from shard_gym.simulators.base import embedded
 from shard_gym.task.task import Task
-from shard_gym_agents.solvers.greedy import CostGreedy
+from shard_gym_agents.solvers.greedy import cheapest_device
 from shard_gym_agents.solvers.solver import of_columns, others_named, require_fast
 
 
@@ -38,17 +39,16 @@ class Ladder:
             return self._best(of_columns(task, "ladder"), require_fast(planner))
 
     def _best(self, task: Task, planner: FastSimulator) -> Plan:
-        splits = [pieces.splits for pieces in in_halves(task, planner, self.rungs)]
-        plans: list[Plan] = []
+        plans: list[tuple[float, Plan]] = []
         dead_ends: list[InfeasibleTask] = []
-        for each in splits:
+        for pieces in Halving(task, planner).steps(self.rungs):
             try:
-                plans.append(greedy_after(task, each, planner))
+                plans.append(pieces.planned())
             except InfeasibleTask as error:
                 dead_ends.append(error)
         if not plans:
             raise dead_ends[0]
-        return min(plans, key=lambda plan: float(plan_latency(planner, task, plan).makespan(task.objective)))
+        return min(plans, key=lambda found: found[0])[1]
 
 
 @dataclass(frozen=True)
@@ -63,38 +63,50 @@ class HalveThenGreedy:
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
         with others_named(task):
-            task, planner = of_columns(task, "halve-then-greedy"), require_fast(planner)
-            pieces = next(p for p in in_halves(task, planner) if not p.uneven)
-            return greedy_after(task, pieces.splits, planner)
+            halving = Halving(of_columns(task, "halve-then-greedy"), require_fast(planner))
+            return next(pieces for pieces in halving.steps() if not pieces.uneven).planned()[1]
+
+
+class Halving:
+    """A task whose costliest piece is halved, again and again; what pieces of all sizes cost is asked once."""
+
+    def __init__(self, task: Task, planner: FastSimulator) -> None:
+        self.task, self.planner, self.nodes = task, planner, Nodes.of(task, split_action=True)
+        self.rows, self.alone = embedded(planner, self.nodes.pieces), single_costs(planner, self.nodes.pieces)
+
+    def steps(self, most: int | None = None) -> Iterator[Pieces]:
+        """The tables whole, then after each halving of the costliest piece that may be halved: at most `most`."""
+        node, splits = self.nodes.whole.tolist(), list[int]()
+        while True:
+            halvable = np.where(self.nodes.may_split[node], self.alone[node], -np.inf)
+            costliest = int(halvable.argmax())
+            uneven = bool(halvable[costliest] > self.alone[node].sum() / self.task.num_devices)
+            yield Pieces(self, tuple(node), tuple(splits), uneven)
+            if halvable[costliest] == -np.inf or len(splits) == most:
+                return
+            splits.append(costliest)
+            node[costliest] += 1
+            node.append(node[costliest])
 
 
 @dataclass(frozen=True)
 class Pieces:
     """Tables after some halvings."""
 
+    of: Halving
+    node: tuple[int, ...]  # of each piece
     splits: tuple[int, ...]  # as `Task.split` takes them
     uneven: bool  # True if a piece that may be halved costs more alone than an even share of all
 
-
-def in_halves(task: Task, planner: FastSimulator, most: int | None = None) -> Iterator[Pieces]:
-    """The tables whole, then after each halving of the costliest piece that may be halved: at most `most` of them."""
-    nodes = Nodes.of(task, split_action=True)
-    cost, node, splits = single_costs(planner, nodes.pieces), nodes.whole.tolist(), list[int]()
-    while True:
-        halvable = np.where(nodes.may_split[node], cost[node], -np.inf)
-        costliest = int(halvable.argmax())
-        uneven = halvable[costliest] > cost[node].sum() / task.num_devices
-        yield Pieces(tuple(splits), bool(uneven))
-        if halvable[costliest] == -np.inf or len(splits) == most:
-            return
-        splits.append(costliest)
-        node[costliest] += 1
-        node.append(node[costliest])
-
-
-def greedy_after(task: Task, splits: tuple[int, ...], planner: FastSimulator) -> Plan:
-    """Cost-greedy's plan of the pieces that splits leave."""
-    if not splits:
-        return CostGreedy()(task, planner)
-    rules = replace(task.constraints, base=(), max_moves=None)  # of tables that are whole: they keep their numbers
-    return replace(CostGreedy()(replace(task.split(splits), constraints=rules), planner), splits=splits)
+    def planned(self) -> tuple[float, Plan]:
+        """Cost-greedy's plan of the pieces, after its makespan."""
+        task, planner, node = self.of.task, self.of.planner, list(self.node)
+        rules = task.constraints
+        if self.splits:  # rules are of tables that are whole: these keep their numbers
+            rules = replace(rules, base=(), max_moves=None)
+        cut = replace(task.split(self.splits), constraints=rules)
+        rows = self.of.rows[node]
+        found = cheapest_device(cut, planner, rows, self.of.alone[node])
+        sums = device_sums(rows, np.array(found.device), task.num_devices)
+        makespan = float(planner.decode(task, sums).makespan(task.objective))
+        return makespan, replace(found, splits=self.splits)
