@@ -72,7 +72,7 @@ class Log:
                 for part, share in read(path):
                     table = pyarrow.Table.from_batches([part]).select(list(self.columns))
                     yield table, (before + share * size) / max(sum(sizes), 1)
-            except (pyarrow.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:  # a name twice
+            except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
                 hint = "; if its ids are text, say ids='hash' or 'hex'" if "conversion error" in str(error) else ""
                 raise CorruptFile(f"{path} cannot be read: {str(error).splitlines()[0]}{hint}") from error
             before += size
@@ -106,6 +106,8 @@ class Log:
                 yield part, raw.tell() / max(path.stat().st_size, 1)
 
     def _check_columns(self, names: Sequence[str]) -> None:
+        if twice := [column for column in self.columns if list(names).count(column) > 1]:
+            raise CorruptFile(f"a log has two columns {twice[0]!r}: rename one")
         if missing := [column for column in self.columns if column not in names]:
             raise UnknownName("column", missing[0], names)
 
