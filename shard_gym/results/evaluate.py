@@ -135,9 +135,12 @@ def evaluate(
 
 def template(solver: Solver, planner: str, judge: str, *, suite: str = "", name: str = "") -> Result:
     """A result that says who solves, before anything is solved."""
+    for word in (suite, name):
+        expect(word, str, InvalidTask)
+    own = getattr(solver, "name", None)
     return Result(
         suite=suite,
-        agent=name or getattr(solver, "name", None) or type(solver).__name__,
+        agent=name or (own if isinstance(own, str) else "") or type(solver).__name__,
         config=config(solver),
         seed=_seed(solver),
         track=track(solver),

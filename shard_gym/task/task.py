@@ -239,6 +239,7 @@ class Task:
 
 def mixed(task: Task) -> bool:
     """True if tables may be more than whole or cut by columns in the device's memory."""
+    expect(task, Task, InvalidTask)
     return task.residences != ("hbm",) or bool(set(task.kinds_allowed) - set(OF_ONE))
 
 

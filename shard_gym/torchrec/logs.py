@@ -106,6 +106,8 @@ class Log:
                 yield part, raw.tell() / max(path.stat().st_size, 1)
 
     def _check_columns(self, names: Sequence[str]) -> None:
+        if twice := [column for column in self.columns if list(names).count(column) > 1]:
+            raise CorruptFile(f"a log has two columns {twice[0]!r}: rename one")
         if missing := [column for column in self.columns if column not in names]:
             raise UnknownName("column", missing[0], names)
 
