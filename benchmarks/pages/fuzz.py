@@ -38,7 +38,7 @@ from shard_gym.results import commit_here
 SECONDS, KILOBYTES = 5, 2**20  # that an input may take
 RAW, HANG, FAT, UNSOUND = "raw", "hang", "fat", "no number"
 COLUMNS = {"read": "read", "refused": "refused", "raw": RAW, "hangs": HANG, "fat": FAT, "unsound": UNSOUND}
-PARTS = "fuzz.jsonl"
+PARTS = "fuzz.parts"
 PAGE = """# Malformed input
 
 {total:,} inputs, good ones spoiled in every way that benchmarks/fuzzing knows: `python -m benchmarks.fuzz --page`.

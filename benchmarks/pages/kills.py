@@ -43,7 +43,7 @@ from shard_gym_agents.learners import trained
 
 GRACE = 20.0  # seconds that processes have to end after the one that started them
 SHARDS, ITERATIONS, TASKS = 6, 4, 3
-PARTS = "kills.jsonl"
+PARTS = "kills.parts"
 HEAD = """# What kills do
 
 Commands killed by SIGKILL at any moment of their work, {total} times, and begun again each time: `python -m
