@@ -119,7 +119,7 @@ class Cluster:
         return self.ray.wait(list(tickets), num_returns=len(tickets), timeout=0)[0] if found else []
 
     def answer(self, ticket: Any) -> Any:
-        """What was answered, or Lost, or the words of what failed."""
+        """The answer, or Lost, or the words of what failed."""
         errors = self.ray.exceptions
         full = (errors.ObjectStoreFullError, errors.OutOfDiskError)
         try:

@@ -18,7 +18,7 @@ GROWTH = 4  # times the batch before, at most
 
 @dataclass(frozen=True)
 class Piece:
-    """What has to be done, under a key of all that decides it."""
+    """Something to do, under a key of all that decides it."""
 
     key: str
     payload: Any
