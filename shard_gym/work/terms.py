@@ -62,7 +62,7 @@ class Lane:
     settle: Callable[[], None] = lambda: None  # brings to disk what was kept
 
     @classmethod
-    def of(cls, pieces: Iterable[Piece], keep: Callable[[str, Row], None], settle: Callable[[], None]) -> Lane:
+    def of(cls, pieces: Iterable[Piece | None], keep: Callable[[str, Row], None], settle: Callable[[], None]) -> Lane:
         """The lane of pieces that are not done."""
         return cls(Roll(pieces), keep, settle)
 
