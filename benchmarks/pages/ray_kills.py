@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Subject:
-    """A command on the cluster at an address that writes to a folder; what it has kept, and what is there in the end."""
+    """A command on the cluster at an address that writes to a folder, what it has kept, and what is there at last."""
 
     name: str
     command: Callable[[Path, str], int | None]

@@ -181,8 +181,8 @@ are not those of an undisturbed run, row for row.
 """
 COSTS = """## Measuring
 
-A bench that stands in for the operator and sleeps {ms:.0f} ms a shard; {shards} shards, {turns} times, in turn. Shards a
-second while all workers are at work, median (least to most).
+A bench that stands in for the operator and sleeps {ms:.0f} ms a shard; {shards} shards, {turns} times, in turn. Shards
+a second while all workers are at work, median (least to most).
 """
 DRIVER = """## The driver
 

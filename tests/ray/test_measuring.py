@@ -5,8 +5,8 @@ from importlib import util
 
 import numpy as np
 import pytest
-from benchmarks import stand_in
 
+from benchmarks import stand_in
 from shard_gym.errors import ClusterError, NodeRefused
 from shard_gym.measuring import measure
 from shard_gym.measuring.fbgemm import Settings
@@ -21,7 +21,10 @@ SETTINGS = Settings(batch=64)
 needs_fbgemm = pytest.mark.skipif(util.find_spec("fbgemm_gpu") is None, reason="needs the extra [cpu] or [cuda]")
 
 
-def campaign(folder, count=60, bench=stand_in.bench(0.02), **given):
+SLOW = stand_in.bench(0.02)
+
+
+def campaign(folder, count=60, bench=SLOW, **given):
     return ClusterCampaign(folder, Drawn(count, seed=1), SETTINGS, bench=bench, modules=(), **given)
 
 
