@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +19,10 @@ class Bench:
 
     settings: Any
     seconds: float = 0.0  # that a shard takes, asleep: nobody's core is used
+
+    def pinned(self, core: int | None) -> AbstractContextManager[None]:
+        """Stay on any core."""
+        return nullcontext()
 
     def take_memory(self) -> None:
         """Take none."""
