@@ -210,7 +210,7 @@ def test_a_full_object_store_is_told(two_nodes):
     try:
         with pytest.raises(ClusterError, match=r"node .+/\w{6}: the object store is full .*--object-store-memory"):
             worked(nodes.address, [Piece("row", ("big", 2 * STORE))])
-        with pytest.raises(ClusterError, match="node .+, this one: the object store is full"):
+        with pytest.raises(ClusterError, match=r"node .+, this one: the object store is full"):
             worked(nodes.address, [Piece("payload", ("square", np.ones(2 * STORE, np.uint8)))])
     finally:
         nodes.shutdown()
