@@ -1,4 +1,4 @@
-"""Lower bounds: what no plan of a task can beat by a simulator, and which resource is in the way.
+"""Lower bounds: the makespan that no plan of a task can beat by a simulator, and the resource that sets it.
 
 Never the sum of what tables cost alone: a fused shard costs less than its tables one by one. Every bound here
 follows from four facts about simulators that tell their costs as maxima or as factors:

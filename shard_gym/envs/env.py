@@ -35,7 +35,7 @@ class NoEpisode(ShardGymError, gym.error.ResetNeeded):
 
 
 class BadAction(ShardGymError, gym.error.InvalidAction):
-    """An action is none of the environment's."""
+    """An action is outside the environment's action space."""
 
 
 class ShardingEnv(gym.Env[Any, Any]):

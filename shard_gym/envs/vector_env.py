@@ -118,7 +118,7 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         return self._shown()
 
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Do with the next piece of each environment as told; see the class about ends."""
+        """Carry out one action in each environment; the class says what happens at the end of an episode."""
         states = self._states
         states.place(self._turns.checked(actions))
         self._view.placed()

@@ -101,7 +101,7 @@ class TablePool:
 
     @property
     def later(self) -> tuple[str, ...]:
-        """Columns of LATER in which some table is not as usual: only these are hashed and written."""
+        """Columns of LATER in which some table has no default value: only these are hashed and written."""
         return tuple(c for c, usual in LATER.items() if (np.asarray(getattr(self, c)) != usual).any())
 
     @property
@@ -184,7 +184,7 @@ def make_pool(
     reference_batch: int = REFERENCE_BATCH,
     **columns: Any,
 ) -> TablePool:
-    """A pool from what is known of some tables; scalars apply to every table.
+    """Make a pool of tables from columns of numbers; a single number applies to every table.
 
     Without `distinct`, `uses` and `accesses`, lookups are spread over the rows as evenly as whole numbers allow.
     That is the most distinct rows a batch can touch: uniformly random lookups would touch fewer. Without `name`,

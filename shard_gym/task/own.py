@@ -1,4 +1,4 @@
-"""Tasks from tables of one's own."""
+"""Tasks made of a user's own tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Tables = str | Path | TablePool | Sequence[Any]  # a file, a pool, or TorchRec c
 
 
 class TaskSettings(TypedDict, total=False):
-    """Settings of a task of one's own beside its tables and devices; see `Task`."""
+    """Settings of a user's own task, beside its tables and devices; see `Task`."""
 
     objective: str  # "iteration" unless told
     batch: int  # samples a step over all devices; those that the tables' statistics are of unless told
@@ -107,7 +107,7 @@ def memory_of(devices: int, memory_gb: float | Sequence[float]) -> tuple[float, 
 
 
 def refuse_unknown(settings: Iterable[str], known: Iterable[str]) -> None:
-    """Settings that nobody reads are refused, not dropped."""
+    """Refuse settings with unknown names."""
     for name in settings:
         if name not in known:
             raise UnknownName("setting", name, known)

@@ -1,4 +1,4 @@
-"""Local search: take work off the devices that set the pace; where nothing helps, shake and try again.
+"""Local search: move work off the slowest devices; when no move helps, change the plan at random and go on.
 
 `LocalSearch` improves one greedy's plan, `Auto` the best of all greedies', where that is worth it.
 """
@@ -61,7 +61,7 @@ class LocalSearch:
 
 @dataclass(frozen=True)
 class Auto:
-    """The best plan found in the time given, never predicted to be worse than a greedy's, or the one in use.
+    """Greedy rules, then searches; the plan is never predicted to be slower than a greedy's or the plan in use.
 
     Greedies that would not end within the budget are left out, and those that take more of it than they are likely
     to be worth, once another one has found a plan.

@@ -1,4 +1,4 @@
-"""Changes from the plan in use to a better one, where what that saves is worth what it takes to move tables."""
+"""Changes of the plan in use, made only where faster steps repay the time to move tables."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TARGETS = 32  # devices that may take something from the slowest one, the cheape
 
 @dataclass(frozen=True)
 class Reshard:
-    """Change the plan in use, `constraints.base`, where that pays.
+    """Change the plan in use, `constraints.base`, where faster steps repay the time to move tables.
 
     Makes small, in ms: horizon x makespan + time to move, the bytes that the busiest device sends or receives over its
     bandwidth. Starts from the plan in use, or its least repairs where it no longer keeps to the task, and from what
