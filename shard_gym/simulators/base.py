@@ -117,7 +117,7 @@ class Factors:
 class FastSimulator:
     """A simulator in two functions, so that callers can keep running sums instead of whole placements.
 
-    What else it can do is said by the methods below `latency`: bounds, exact solvers and searches ask them.
+    The methods below `latency` are optional abilities, which bounds, exact solvers and searches use.
     """
 
     id: str

@@ -41,8 +41,8 @@ class TablePool:
 
     `uses[i, b]` is the share of table i's distinct rows, `accesses[i, b]` the share of its lookups, that fall
     in bin b of uses a reference batch. Pooling and bags are float32 where that holds every digit that is given, else
-    float64. Shares of less than 2**24 rows and lookups give the counts back exactly;
-    where they do not (more, or shares that were rounded), `use_counts` finds whole numbers close to them.
+    float64. Shares of less than 2**24 rows and lookups give the counts back exactly.
+    For more, or for rounded shares, `use_counts` finds whole numbers close to the counts.
     """
 
     rows: np.ndarray  # (N,) int64

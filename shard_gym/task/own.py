@@ -53,12 +53,12 @@ def make_task(
 
     `tables` is a file (.csv, .json or .parquet, see `shard_gym.tables.files`; .pt or .pt.gz, see
     `shard_gym.tables.dlrm_datasets`), a `TablePool` (`make_pool` makes one), or a list of TorchRec's
-    `EmbeddingBagConfig` or `EmbeddingConfig`, whose mean ids a sample `pooling` tells by name of feature or table (see
-    `shard_gym.tables.configs`; 1 a feature unless told). `memory_gb` is what each device has left for tables, in
-    units of 2**30 bytes: one number, or one a device. Settings are those of `TaskSettings`, by the names of `Task`.
+    `EmbeddingBagConfig` or `EmbeddingConfig`. For configs, `pooling` is mean ids a sample by name of feature or table
+    (see `shard_gym.tables.configs`; 1 a feature by default). `memory_gb` is the memory that each device has left for
+    tables, in units of 2**30 bytes: one number, or one a device. Settings are those of `TaskSettings`.
 
-    Communication ("iteration") counts one row for each bag of a sample, column `bags`: of a config with several
-    features one for each. A config that does not pool sends every row that is looked up.
+    Communication ("iteration") counts one row for each bag of a sample (column `bags`); a config with several features
+    has one bag for each. A config that does not pool sends every row that is looked up.
     """
     refuse_unknown(settings, TaskSettings.__annotations__)
     pool = read_tables(tables, pooling, settings)

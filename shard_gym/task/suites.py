@@ -1,6 +1,6 @@
 """The suites: named, frozen banks of tasks. Their settings feed ids, command lines and leaderboards.
 
-`shard_gym.task.suite` says what one is. A published suite is never edited; a changed one gets a new name.
+`shard_gym.task.suite` defines a suite. A published suite is never edited; a changed suite gets a new name.
 docs/extending.md says how to add one, `register` adds one from outside the package.
 """
 
