@@ -33,9 +33,7 @@ DOORS = {  # what reads a sharding plan
 
 
 def table(**settings):
-    return torchrec.EmbeddingBagConfig(
-        num_embeddings=64, embedding_dim=8, name="a", feature_names=["f"], **settings
-    )
+    return torchrec.EmbeddingBagConfig(num_embeddings=64, embedding_dim=8, name="a", feature_names=["f"], **settings)
 
 
 def bags(**settings):
@@ -119,7 +117,9 @@ def quantised():
 
 
 def test_models_for_inference():
-    with pytest.raises(InvalidPool, match=r"0 is a torchrec\.quant\S+\.EmbeddingBagCollection, quantised for inference"):
+    with pytest.raises(
+        InvalidPool, match=r"0 is a torchrec\.quant\S+\.EmbeddingBagCollection, quantised for inference"
+    ):
         models.plan_model(quantised(), 2, 1)
 
 
@@ -130,7 +130,7 @@ def test_reservations_for_inference_and_what_is_made_of_them():
         """A kind of it."""
 
     for reservation in (InferenceStorageReservation(0.1), Mine(0.1)):
-        with pytest.raises(InvalidTask, match="StorageReservation is of models|Mine is of models"):
+        with pytest.raises(InvalidTask, match=rf"{type(reservation).__name__} is of models that do not train"):
             models.plan_model(bags(), 2, 1, storage_reservation=reservation)
 
 

@@ -59,10 +59,8 @@ def check_wheel(wheel: Path, version: str, has_core: bool) -> None:
     tag, cores = wheel.stem.split("-", 2)[2], [name for name in names if name.startswith(CORE)]
     fits = tag.startswith("cp311-abi3-") if has_core else tag == "py3-none-any"
     if not fits or bool(cores) != has_core:
-        raise ReleaseRefused(
-            f"{wheel.name} has {len(cores)} compiled cores; "
-            + ("one for cp311-abi3 is wanted: is there a C compiler?" if has_core else "none is wanted, for every platform")
-        )
+        wanted = "one is, for cp311-abi3: is there a C compiler?" if has_core else "none is, for every platform"
+        raise ReleaseRefused(f"{wheel.name}: {len(cores)} compiled cores, where {wanted}")
     if "shard-gym = " not in programs:
         raise ReleaseRefused(f"{wheel.name} has no command shard-gym")
 

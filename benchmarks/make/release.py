@@ -24,11 +24,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.distributions import ReleaseRefused, check_sdist, check_wheel, version_of
+from benchmarks import distributions
 from shard_gym.records import commands
 from shard_gym.records.files import write_whole
 from shard_gym.records.locks import held
 
+ReleaseRefused = distributions.ReleaseRefused
 ROOT = Path(__file__).parents[2]
 PYTHONS = ("3.11", "3.12", "3.13")
 SUMS = "SHA256SUMS"
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def release(options: argparse.Namespace) -> None:
     """Make the files of a release."""
-    version = version_of(ROOT)
+    version = distributions.version_of(ROOT)
     if not options.allow_dirty:
         check_committed(ROOT)
     found = pythons(options.python)
@@ -137,7 +138,7 @@ def built_in(folder: Path, version: str) -> tuple[Path, list[Built]]:
     with step("source distribution"):
         build("--sdist", source, out)
     (sdist,) = out.glob("*.tar.gz")
-    check_sdist(sdist, version)
+    distributions.check_sdist(sdist, version)
     built = []
     for core, more in (("c", {}), ("numpy", {"SHARD_GYM_NO_CORE": "1"})):
         unpacked = folder / core
@@ -148,7 +149,7 @@ def built_in(folder: Path, version: str) -> tuple[Path, list[Built]]:
         with step(f"wheel, core {core}"):
             build("--wheel", place, out, more)
         (wheel,) = set(out.glob("*.whl")) - before
-        check_wheel(wheel, version, has_core=core == "c")
+        distributions.check_wheel(wheel, version, has_core=core == "c")
         built.append(Built(wheel, core))
     return source, [*built, Built(sdist, "c")]
 

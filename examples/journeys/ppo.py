@@ -1,7 +1,7 @@
 """A policy of your own: PPO of Stable-Baselines3, which sees the devices in one row of numbers. Needs the extra sb3.
 
-    python -m my_agent.ppo             # trains it: a minute on one core
-    shard-gym leaderboard --suite core-60x4 --agents cost-greedy --agent my_agent.ppo:Policy
+python -m my_agent.ppo             # trains it: a minute on one core
+shard-gym leaderboard --suite core-60x4 --agents cost-greedy --agent my_agent.ppo:Policy
 """
 
 from dataclasses import dataclass

@@ -102,7 +102,7 @@ def why_not(kernel: str) -> str:
     return f" (of {NOT_PLANNED[kernel]})" if kernel in NOT_PLANNED else ""
 
 
-def told(layout: Layout, devices_per_host: int, device: str) -> dict[str, Any]:
+def words_of(layout: Layout, devices_per_host: int, device: str) -> dict[str, Any]:
     """A layout in TorchRec's words, as its `ShardingPlan._serialize` has them, with the load factor of a cache."""
     words: dict[str, Any] = {
         "sharding_type": SHARDING_TYPES[layout.kind],

@@ -39,13 +39,13 @@ from shard_gym.torchrec.layouts import (
     read_layout,
     sharding_of,
     shardings_of,
-    told,
+    words_of,
 )
 from shard_gym.torchrec.modules import Collection, collections_of, configs_of, require_torchrec
 
 if TYPE_CHECKING:
     from torch import nn
-    from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
+    from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 _Piece = tuple[str, tuple[int, ...], str, float]  # kind, devices, residence, share
 
@@ -76,7 +76,7 @@ def to_torchrec(
     return ShardingPlan(
         {
             collection.path: EmbeddingModuleShardingPlan(
-                {config.name: sharding_of(told(layouts[config.name], local, device)) for config in collection.configs}
+                {one.name: sharding_of(words_of(layouts[one.name], local, device)) for one in collection.configs}
             )
             for collection in collections
         }
@@ -91,9 +91,9 @@ def named_json(
     local_world_size: int | None = None,
     device: Literal["cuda", "cpu"] = "cuda",
 ) -> str:
-    """The plan as `stored.to_named_json` writes it, of a model whose only collection hangs at `path`; needs no TorchRec.
+    """The plan as `stored.to_named_json` writes it, for a model whose one collection is at `path`; needs no TorchRec.
 
-    `stored.from_named_json` reads it where the model is trained. Tables pool; sequences are in collections of their own.
+    `stored.from_named_json` reads it where the model is trained. Sequences are refused: they have their own collection.
     """
     check_device(device)
     check(task, plan)
@@ -104,7 +104,7 @@ def named_json(
         raise InvalidPlan(f"table {name!r} is of another collection, a sequence or weighted: use to_torchrec")
     local = _local_world_size(task, None, local_world_size)
     layouts = layouts_of(plan, task, local)
-    return json.dumps({"plan": {path: {name: told(layouts[name], local, device) for name in names}}}, indent=1)
+    return json.dumps({"plan": {path: {name: words_of(layouts[name], local, device) for name in names}}}, indent=1)
 
 
 def check_device(device: str) -> None:
