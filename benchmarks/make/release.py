@@ -91,8 +91,8 @@ def release(options: argparse.Namespace) -> None:
                 with step(f"Python {name}, fast tests"):
                     tested(source, python)
         keep(built, options.out)
-    for one in built:
-        commands.show(f"{one.path.stat().st_size / 1e6:6.2f} MB  {options.out / one.path.name}")
+    for kept in (options.out / one.path.name for one in built):
+        commands.show(f"{kept.stat().st_size / 1e6:6.2f} MB  {kept}")
     missing = [name for name in PYTHONS if name not in found]
     commands.show(f"tried with Python {', '.join(found)}" + (f"; not with {', '.join(missing)}" if missing else ""))
 
