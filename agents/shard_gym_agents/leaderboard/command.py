@@ -1,7 +1,6 @@
-"""Run agents on suites and rank them: `shard-gym leaderboard --agent my_module:MyAgent`.
+"""Run agents on suites and rank them.
 
-A run that broke off goes on where it stopped when the same command is given again.
-"""
+A run that broke off goes on where it stopped when the same command is given again."""
 
 from __future__ import annotations
 
@@ -33,10 +32,21 @@ from shard_gym_agents.learners.trained import RETRAINED
 
 SUITES = "metasyn-80x8,dlrm-50x4,core-80x8"
 ELSEWHERE = Path("runs/leaderboard")  # for what is not published
+KEPT = "what is finished is kept, the same command goes on"
+EXAMPLES = (
+    "shard-gym leaderboard --suite core-60x4 --agents random,cost-greedy,auto --budget 100ms",
+    "shard-gym leaderboard --suite core-80x8 --agent my_module:MyAgent --tasks 10 --page",
+    "shard-gym leaderboard --suite dlrm-50x4 --agents auto --budgets 10ms,100ms,1s --json",
+)
 BUDGET = 0.1  # seconds that a search may use on a task
 SEEDS = 2  # so that the published suites take less than three minutes on two cores
 DECISIVE = ("agents", "agent", "seeds", "simulator", "budgets", "time_limit", "split", "tasks", "retrain")
 ABSENT = {"missing", "unknown"}  # what a worker says of an agent that needs more than is installed, or training
+
+
+def parser() -> commands.Parser:
+    """Options of `shard-gym leaderboard`."""
+    return _parser("shard-gym leaderboard", ELSEWHERE / "best_known")
 
 
 def main(arguments: Sequence[str], name: str = "shard-gym leaderboard", published: Path = ELSEWHERE) -> int:
@@ -90,7 +100,7 @@ def _ranked(jobs: list[Job], missing: Missing, arena: Arena, options: argparse.N
     if complete:
         for job in able:
             partial_path(job, about[job], arena.partial).unlink(missing_ok=True)
-    for line in written:
+    for line in [*written, *([] if complete else [f"stopped; {KEPT}"])]:
         _tell(line)
     return 0 if complete else commands.INTERRUPTED
 
@@ -121,29 +131,32 @@ def _describe(jobs: list[Job], arena: Arena, workers: int) -> dict[Job, dict[str
     return {job: told[first[job.suite, job.agent]] for job in jobs}
 
 
-def _parser(name: str, best_known: Path) -> argparse.ArgumentParser:
-    parser = commands.parser(name, __doc__)
+def _parser(name: str, best_known: Path) -> commands.Parser:
+    parser = commands.parser(name, __doc__, examples=EXAMPLES, answer="one object a row of the tables", kept=KEPT)
     add = parser.add_argument
-    add("--suite", type=names, default=names(SUITES), help=f"comma-separated, default {SUITES}")
+    suite = f"names from `shard-gym suites`; default {SUITES}"
+    add("--suite", type=names, default=names(SUITES), metavar="NAME,...", help=suite)
     add(
         "--agents",
         type=names,
-        help="comma-separated names of registered agents; default all, learners where they have weights",
+        metavar="NAME,...",
+        help="from `shard-gym agents`; default all, learners where they have weights",
     )
     add("--agent", type=_custom, action="append", default=[], metavar="MODULE:CLASS", help="yours; repeatable")
-    add("--seeds", type=count, default=SEEDS, help=f"of agents that are not deterministic; default {SEEDS}")
-    add("--simulator", metavar="ID", help="plans and judges instead of the suite's own two")
-    budgets = "time that a search may use on a task, one or several, as 10ms,100ms,1s; default 100ms"
-    add("--budgets", "--budget", type=_durations, default=[BUDGET], help=budgets)
+    add(
+        "--seeds", type=count, default=SEEDS, metavar="N", help=f"of agents that are not deterministic; default {SEEDS}"
+    )
+    add("--simulator", metavar="ID", help="that plans and judges; default: the suite's own two")
+    budgets = "that a search may use on a task, one or several, as 10ms,100ms,1s; default 100ms"
+    add("--budgets", "--budget", type=_durations, default=[BUDGET], metavar="TIME,...", help=budgets)
     limit = "an agent is killed when a task takes longer; default 60s, or twice the budget if that is more"
-    add("--time-limit", type=seconds, help=limit)
+    add("--time-limit", type=seconds, metavar="TIME", help=limit)
     add_arena(parser, isolation="auto", workers=2)
-    add("--split", default="test")
-    add("--tasks", type=count, metavar="N", help="only the first N tasks of each suite")
+    add("--split", default="test", help="of the suites' tasks: test, val or train; default test")
+    add("--tasks", type=count, metavar="N", help="only the first N tasks of each suite; default all")
     add("--page", action="store_true", help="write one HTML page of all suites, too")
-    add("--json", action="store_true", help="one JSON object a row instead of tables")
-    add("--out", type=Path, metavar="DIR")
-    add("--best-known", type=Path, metavar="DIR", default=best_known)
+    add("--out", type=Path, metavar="DIR", help=f"of tables and results; default {ELSEWHERE}")
+    add("--best-known", type=Path, metavar="DIR", default=best_known, help=f"best known plans; default {best_known}")
     add("--update-best", action="store_true", help="keep plans that beat the best known ones")
     add("--retrain", action="store_true", help=f"train the learners first, in {RETRAINED}; a run there goes on")
     add("--fresh", action="store_true", help="forget the runs of a command that broke off, with --retrain training too")
