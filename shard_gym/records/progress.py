@@ -1,4 +1,4 @@
-"""Progress of a long run: a bar of what can be counted, a line of what cannot; on a terminal, or now and then elsewhere."""
+"""Progress of a long run on a terminal, or now and then elsewhere: a bar of what can be counted, a line of the rest."""
 
 from __future__ import annotations
 

@@ -22,15 +22,19 @@ RESHARD = "reshard"  # the agent to which the plan in use alone says something
 
 def add_constraints(command: argparse.ArgumentParser) -> None:
     """Add the options of what a plan must respect besides memory."""
-    add = command.add_argument_group(
-        "constraints; tables by name, or by index from 0; those but --base repeat"
-    ).add_argument
+    add = command.add_argument_group("constraints; tables by name, or by index from 0").add_argument
     add("--constraints", type=Path, metavar="FILE", help=f"JSON with some of: {', '.join(KEYS)}")
-    add("--pin", action="append", default=[], metavar="TABLE=DEVICE", help="a table's device, counted from 0")
-    add("--together", action="append", default=[], metavar="A,B,...", help="tables that must be on one device")
-    add("--apart", action="append", default=[], metavar="A,B,...", help="tables that must be on different devices")
-    add("--no-split", action="append", default=[], metavar="TABLE", help="a table whose columns must stay together")
-    kinds = f"kinds that a table may have, some of {', '.join(KINDS)}"
+    add("--pin", action="append", default=[], metavar="TABLE=DEVICE", help="a table's device, from 0; repeatable")
+    add("--together", action="append", default=[], metavar="A,B,...", help="tables that go on one device; repeatable")
+    add(
+        "--apart",
+        action="append",
+        default=[],
+        metavar="A,B,...",
+        help="tables on different devices; repeatable",
+    )
+    add("--no-split", action="append", default=[], metavar="TABLE", help="a table that is not to be halved; repeatable")
+    kinds = f"kinds that a table may have, some of {', '.join(KINDS)}; repeatable"
     add("--kinds-of", action="append", default=[], metavar="TABLE=KIND,...", help=kinds)
     add("--base", type=Path, metavar="PLAN", help="the plan in use, a file that --out wrote")
     add("--max-moves", type=int, metavar="M", help="tables that may leave their device in --base; default: any number")

@@ -72,6 +72,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "round open": Command("let agents plan the tasks of a round", f"{BOARD}.rounds.command:open_parser"),
         "round close": Command("reveal a round's seed, replay and rank", f"{BOARD}.rounds.command:close_parser"),
         "round check": Command("replay a closed round", f"{BOARD}.rounds.command:check_parser"),
+        "merge": Command("unite what parts of one piece of work wrote", f"{CLI}.merge:parser"),
         "new-agent": Command("write a package with agents of yours, a test and a card", f"{CLI}.new_agent:parser"),
     },
     "share": {

@@ -78,3 +78,7 @@ def _long() -> Iterator[str]:
 
 def _lines(about: dict[str, str]) -> Iterator[str]:
     return (f"  {name:13} {what}" for name, what in about.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,7 +1,7 @@
 """Train a learner on a suite; the same command goes on after a crash.
 
 `shard-gym train NAME --help` tells the learner's own settings as well, where torch is installed. The folder then holds
-best.safetensors, the policy with the lowest makespan on validation tasks: `shard-gym solve --checkpoint DIR` uses it."""
+best.safetensors, the policy with the lowest makespan on validation tasks: `shard-gym solve --checkpoint DIR`."""
 
 from __future__ import annotations
 

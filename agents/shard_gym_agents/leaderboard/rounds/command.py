@@ -136,9 +136,7 @@ def check(options: argparse.Namespace) -> None:
         options,
         "round-checked/1",
         lambda: {"round": options.folder, "tasks": rules.tasks, "standings": found},
-        lambda: (
-            f"{options.folder}: {rules.tasks} tasks made again from the seed, all plans scored again: all as stored"
-        ),
+        lambda: f"{options.folder}: {rules.tasks} tasks made again from the seed, plans scored again: all as stored",
     )
 
 
