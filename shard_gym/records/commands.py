@@ -52,6 +52,17 @@ class Parser(argparse.ArgumentParser):
         self.given = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(self.given, namespace)
 
+    def format_help(self) -> str:
+        """Help whose usage names what is required; all options follow below."""
+        if self.usage is None:
+            grouped = {action: group for group in self._mutually_exclusive_groups for action in group._group_actions}
+            either = [" | ".join(map(_shown, g._group_actions)) for g in self._mutually_exclusive_groups if g.required]
+            alone = [_shown(a) for a in self._actions if a.required and a not in grouped and a.option_strings]
+            words = [_shown(a) for a in self._actions if not a.option_strings]
+            told = [*(f"({one})" for one in either), *alone, "[options]"]
+            self.usage = " ".join(["%(prog)s", *words, *told]).replace("%(prog)s", self.prog)
+        return super().format_help()
+
     def options(self) -> list[str]:
         """Every option, such as --seed."""
         return [text for action in self._actions for text in action.option_strings]
@@ -75,6 +86,13 @@ class Parser(argparse.ArgumentParser):
             return None
         codes = [f"  {code:<3}  {what}" for code, what in sorted((EXITS | self.exits).items())]
         return "\n".join(["examples:", *(f"  {line}" for line in self.examples), "", "exit codes:", *codes])
+
+
+def _shown(action: argparse.Action) -> str:
+    """An option, or a word, and its value, as usage shows it."""
+    value = str(action.metavar or (action.dest.upper() if action.option_strings else action.dest))
+    more = {"+": " ...", "?": "]"}.get(str(action.nargs), "")
+    return " ".join([*action.option_strings[-1:], f"[{value}" if action.nargs == "?" else value]) + more
 
 
 def parser(name: str, about: str | None, **told: Any) -> Parser:
