@@ -4,6 +4,9 @@ shard-gym round new ROUND --suite core-80x8       # writes ROUND/round.json, to 
 shard-gym round open ROUND --agents auto,beam     # runs agents on the tasks; goes on where it broke off
 shard-gym round close ROUND                       # reveals the seed, replays all, writes ROUND/closing.md
 shard-gym round check ROUND                       # anybody: replays a closed round from its files alone
+
+With --part I/N, open runs a part of its work, and keeps it in ROUND/parts; without it, it takes over what all parts
+kept, and goes on.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,14 +27,20 @@ from shard_gym.records.files import write_whole
 from shard_gym.records.locks import held
 from shard_gym.results import write_results
 from shard_gym.task import suites
+from shard_gym.task.task import Task
+from shard_gym.work.parts import add_places
+from shard_gym_agents.leaderboard import nodes
 from shard_gym_agents.leaderboard.arena.flags import add_arena, import_modules, rules_of
+from shard_gym_agents.leaderboard.arena.job import Job
 from shard_gym_agents.leaderboard.arena.rules import FULL, findable
+from shard_gym_agents.leaderboard.merging import PARTS, home_of
 from shard_gym_agents.leaderboard.references import today
 from shard_gym_agents.leaderboard.rounds import folder as stages
 from shard_gym_agents.leaderboard.rounds.closing import random_makespans, replayed, report
 from shard_gym_agents.leaderboard.rounds.contest import HOST, Played, handed_out, jobs_of, play
 from shard_gym_agents.leaderboard.rounds.folder import Begun, Closed, Opened, Round, sha256_of
 from shard_gym_agents.leaderboard.rounds.sealed import Secret, announced, checked, tasks_of
+from shard_gym_agents.leaderboard.runs import Scope
 
 TASKS, SEEDS, BUDGET, TIME_LIMIT, REFERENCE_BUDGET = 20, 3, 0.1, 60.0, 1.0
 
@@ -39,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     """Take one stage of a round."""
 
     def command(options: argparse.Namespace) -> int | None:
-        with held(options.folder):
+        with held(_home(options)):
             code: int | None = options.run(options)
         return code
 
@@ -69,36 +79,46 @@ def open_round(options: argparse.Namespace) -> int:
     tasks = tasks_of(rules, checked(rules, Secret.load(_secret_path(options)), str(_secret_path(options))))
     agents = _agents(options, rules)
     stages.write(options.folder, Begun(rules.commitment, agents))
-    partial = options.folder / stages.PARTIAL
     arena = rules_of(options, [options.folder, _secret_path(options)])
-    with handed_out(tasks, partial) as path:
+    with nodes.joined(options.ray) as cluster, _scope(options) as scope, handed_out(tasks, scope.partial) as path:
         jobs = jobs_of(rules, agents, path)
-        played = play(jobs, arena, partial, options.workers, options.agent)
+        played = play(jobs, arena, scope, options.workers, options.agent, cluster)
+        if cluster is not None:
+            commands.show(f"made on {nodes.words(cluster)}: what searches found in their seconds is of these machines")
     if not played.complete:
         sys.stderr.write("not finished: the same command goes on\n")
         return commands.INTERRUPTED
+    if not options.part.whole:
+        again = f"when all parts are done: shard-gym round open {options.folder}"
+        commands.show(f"part {options.part.number} of {options.part.of} is done, no outcome of its own; {again}")
+        return 0
     _refuse_odd_host(played, options.folder)
-    random = random_makespans(tasks, rules.judge)
+    _write_opened(options.folder, rules, tasks, jobs, played)
+    for left in (options.folder / stages.PARTIAL, options.folder / PARTS):
+        shutil.rmtree(left, ignore_errors=True)
+    commands.show(f"{options.folder}: {len(agents)} agents are done; next: shard-gym round close {options.folder}")
+    return 0
+
+
+def _write_opened(folder: Path, rules: Round, tasks: Sequence[Task], jobs: Sequence[Job], played: Played) -> None:
+    """Write the runs and what they are of, and last that the round is open."""
     of_host = jobs[: len(HOST)]
     for name, part in ((stages.REFERENCES, of_host), (stages.RESULTS, jobs[len(HOST) :])):
         runs = (result for job in part for result, _ in played.runs.get(job, ()))
-        write_results(options.folder / name, runs)
+        write_results(folder / name, runs)
     stages.write(
-        options.folder,
+        folder,
         Opened(
             commitment=rules.commitment,
             opened=today(),
             isolation=played.isolation,
             tasks=[task.hash for task in tasks],
-            random=random,
+            random=random_makespans(tasks, rules.judge),
             unable=dict(played.unable),
-            results_sha256=sha256_of(options.folder / stages.RESULTS),
-            references_sha256=sha256_of(options.folder / stages.REFERENCES),
+            results_sha256=sha256_of(folder / stages.RESULTS),
+            references_sha256=sha256_of(folder / stages.REFERENCES),
         ),
     )
-    shutil.rmtree(partial)
-    commands.show(f"{options.folder}: {len(agents)} agents are done; next: shard-gym round close {options.folder}")
-    return 0
 
 
 def close(options: argparse.Namespace) -> None:
@@ -151,6 +171,22 @@ def _refuse_odd_host(played: Played, where: Path) -> None:
         raise CorruptFile(f"{where}: the host's own {lost[0]} did not run: {played.unable[lost[0]]}")
 
 
+def _home(options: argparse.Namespace) -> Path:
+    """The folder that this command alone may write to."""
+    return home_of(options.folder, options.part) if options.run is open_round else options.folder
+
+
+@contextmanager
+def _scope(options: argparse.Namespace) -> Iterator[Scope]:
+    """The runs that are wanted; those of parts are taken over, and nobody may be at work on them."""
+    parts = sorted((options.folder / PARTS).glob("*-of-*")) if options.part.whole else []
+    with ExitStack() as stack:
+        for part in parts:
+            stack.enter_context(held(part))
+        others = tuple(part / stages.PARTIAL for part in parts)
+        yield Scope(_home(options) / stages.PARTIAL, part=options.part, others=others)
+
+
 def _secret_path(options: argparse.Namespace) -> Path:
     """The file of the secret: beside the folder, so that the folder can be published as it is."""
     folder = options.folder.resolve()
@@ -179,6 +215,7 @@ def _parser() -> argparse.ArgumentParser:
             told = "of a user; repeatable"
             command.add_argument("--agent", action="append", default=[], metavar="MODULE:CLASS", help=told)
             add_arena(command, isolation=FULL, workers=1)
+            add_places(command)
     return parser
 
 
