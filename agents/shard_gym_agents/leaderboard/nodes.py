@@ -123,10 +123,11 @@ def place_of(cluster: Cluster | None, arena: Arena, jobs: Sequence[Job], workers
     if cluster is None:
         return Here(arena, workers)
     rules = arena.nursery.rules
-    told = {name: tuple(map(os.path.abspath, getattr(rules, name))) for name in ("readable", "secret")}
+    readable, secret = (tuple(map(os.path.abspath, paths)) for paths in (rules.readable, rules.secret))
+    rules = replace(rules, readable=readable, secret=secret)
     jobs = tuple(map(anywhere, jobs))
     tasks = {path: text_of(path) for path in dict.fromkeys(job.tasks for job in jobs) if path}
-    setting = Setting(replace(rules, **told), jobs, arena.agents, tasks, workers if shared else 0)
+    setting = Setting(rules, jobs, arena.agents, tasks, workers if shared else 0)
     return Nodes(cluster, setting, workers)
 
 
