@@ -1,160 +1,152 @@
-"""Parts of a run: together they are the whole, and none of them is taken for it."""
+"""Parts of a campaign and what `shard-gym merge` makes of them; times are made up, so nothing has to be measured."""
 
 import json
-from dataclasses import replace
 
+import numpy as np
 import pytest
-from benchmarks.headroom import Tries
 
-from benchmarks import headroom
-from shard_gym.errors import CorruptFile, OutOfTurn
-from shard_gym.results import Result, read_results
-from shard_gym_agents.cli.main import main
-from shard_gym_agents.leaderboard.command import without_part
-from shard_gym_agents.leaderboard.merging import merge
+from shard_gym.errors import CorruptFile, SimulatorError
+from shard_gym.measuring.campaign import Campaign
+from shard_gym.measuring.fbgemm import Settings
+from shard_gym.measuring.host import kind_name, kind_of
+from shard_gym.measuring.measurements import Measurements
+from shard_gym.measuring.merging import merge
+from shard_gym.measuring.shards import LIST, Drawn, Listed, Mixed
+from shard_gym.records import ledger
+from shard_gym.work.parts import WHOLE, Part
+from shard_gym_agents.cli import main as cli
 
-SUITE, TASKS = "dlrm-10x2", 3
-AGENTS = "lookup-greedy,random,local-search"
-WORDS = f"leaderboard --suite {SUITE} --agents {AGENTS} --calls 40 --tasks {TASKS} --workers 1 --isolation limits"
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """Folders of a whole run, of two parts, and of what became of them."""
-    folder = tmp_path_factory.mktemp("merging")
-    for out, more in (("whole", []), ("apart", ["--part", "1/2"]), ("apart", ["--part=2/2"])):
-        words = [*WORDS.split(), *more, "--out", str(folder / out), "--best-known", str(folder / "best")]
-        assert main(words) == 0
-    merge([folder / "apart" / "parts"], folder / "merged")
-    return folder
+MACHINE = {"hardware": {"device": "A GPU", "l3_bytes": 5, "count": 8, "memory_bytes": 9}, "versions": {"torch": "2"}}
+SETTINGS = Settings(batch=64)
 
 
-def without_times(path):
-    return [replace(result, wall_seconds=0, cpu_seconds=0, alone=False).to_json() for result in read_results(path)]
+def row(index, factor=1.0):
+    ms = factor * (1.0 + index)
+    times = dict.fromkeys(("forward_ms", "backward_ms"), ms) | dict.fromkeys(("forward_spread", "backward_spread"), 0.1)
+    return {"index": index, **times, "at": 1000.0 + index, "run_ms": [[ms, ms]] * 2}
 
 
-def ranked(page):
-    """The rows of the first tables of a page, without times."""
-    rows = [line.split("|")[1:6] for line in page.read_text().splitlines() if line.startswith("|")]
-    return rows[: [row[0].strip() for row in rows].index("agent")]
+def measured(folder, source, part=WHOLE, machine=MACHINE, factor=1.0):
+    """A packed campaign, every shard of the part measured, by two workers."""
+    campaign = Campaign(folder, source, SETTINGS, part=part)
+    campaign.begin(machine)
+    for index in campaign.indices():
+        path = folder / f"rows-{index % 2}.jsonl"
+        ledger.append(path, {"index": index, "begun": 1.0})
+        ledger.append(path, row(index, factor))
+    return campaign.pack()
 
 
-def part(folder, number):
-    return folder / "apart" / "parts" / f"{number}-of-2.jsonl"
+@pytest.fixture(params=["drawn", "mixed", "listed"])
+def source(request, tmp_path):
+    if request.param == "drawn":
+        return Drawn(40, seed=2)
+    if request.param == "mixed":
+        return Mixed((Drawn(20), Drawn(20, "metasyn_1_856", seed=1)))
+    Measurements.unmeasured("metasyn_0_856", [([i], [4]) for i in range(20)]).save(tmp_path / "list.npz")
+    return Listed(tmp_path / "list.npz", repeats=2, seed=3)
 
 
-def test_parts_together_are_the_whole(made):
-    assert without_times(made / "merged" / f"{SUITE}.jsonl") == without_times(made / "whole" / f"{SUITE}.jsonl")
-    assert ranked(made / "merged" / f"{SUITE}.md") == ranked(made / "whole" / f"{SUITE}.md")
-    told = (made / "merged" / f"{SUITE}.md").read_text()
-    assert "of 2 parts" in told and "any machines give the same rows" in told
-    runs = [len(part(made, number).read_text().splitlines()) - 1 for number in (1, 2)]
-    assert min(runs) > 0 and sum(runs) == TASKS * (1 + 2 + 2)  # a greedy counts once, the others have two seeds
+def columns(m):
+    apart = {"worker", "at"}
+    return {name: np.asarray(getattr(m, name)).tolist() for name in m.columns if name not in apart} | {"of": m.pools}
 
 
-def test_a_part_is_no_result(made, capsys):
-    with pytest.raises(CorruptFile, match=r"part 1/2 of a run: unite all its parts with `shard-gym merge`"):
-        read_results(part(made, 1))
-    assert main(["page", str(part(made, 1)), "--out", str(made / "page.html")]) == 2
-    assert "part 1/2" in capsys.readouterr().err
-    assert not (made / "apart" / f"{SUITE}.jsonl").exists()
+def test_parts_united_are_the_whole(tmp_path, source):
+    whole = measured(tmp_path / "whole", source)
+    parts = [measured(tmp_path / f"{n}", source, Part(n, 3)) for n in (1, 2, 3)]
+    assert sum(map(len, parts)) == len(whole) == 40 and all(4 < len(part) < 26 for part in parts)
+    told = merge([tmp_path / "3", tmp_path / "1", tmp_path / "2"], tmp_path / "all")
+    united = Measurements.load(tmp_path / "all" / "measurements.npz")
+    assert columns(united) == columns(whole) and told == [f"40 shards of 3 folders united in {tmp_path / 'all'}"]
+    assert len(set(united.worker.tolist())) == 6 and united.card["parts"] == ["1/3", "2/3", "3/3"]
+    assert united.card["noise"] == whole.card["noise"] and united.card["settings"] == whole.card["settings"]
+    merge([tmp_path / "1", tmp_path / "2", tmp_path / "3"], tmp_path / "all")
+    assert columns(Measurements.load(tmp_path / "all" / "measurements.npz")) == columns(united)
 
 
-def test_a_page_is_made_of_what_was_united(made):
-    assert main(["page", str(made / "merged"), "--out", str(made / "page.html")]) == 0
+def test_what_was_united_goes_on_as_a_whole(tmp_path):
+    source = Drawn(40, seed=2)
+    measured(tmp_path / "1", source, Part(1, 2))
+    told = merge([tmp_path / "1"], tmp_path / "all")
+    assert told[1] == "parts that are missing: 2/2"
+    campaign = Campaign(tmp_path / "all", source, SETTINGS)
+    campaign.begin(MACHINE)
+    done = campaign.rows()
+    left = [piece.payload[0] for piece in campaign.pieces(done)]
+    assert sorted([*done, *left]) == list(range(40)) and 0 < len(left) < 40
 
 
-def test_a_part_that_is_missing_is_named(made, tmp_path):
-    with pytest.raises(OutOfTurn, match=r"parts that are missing: 2/2"):
-        merge([part(made, 1), part(made, 1)], tmp_path)
-    with pytest.raises(OutOfTurn, match="no part is there"):
-        merge([tmp_path], tmp_path)
+def test_a_folder_of_a_part_belongs_to_that_part(tmp_path):
+    measured(tmp_path / "1", Drawn(40), Part(1, 2))
+    for other in (Part(2, 2), WHOLE):
+        with pytest.raises(SimulatorError, match=f"holds another campaign, .*part 1/2 there, {other} here"):
+            Campaign(tmp_path / "1", Drawn(40), SETTINGS, part=other).begin(MACHINE)
+    measured(tmp_path / "whole", Drawn(4))
+    assert "part" not in json.loads((tmp_path / "whole" / "campaign.json").read_text())
 
 
-def spoilt(path, place, change):
-    """A copy of a part, one line of it changed."""
-    lines = path.read_text().splitlines()
-    lines[place] = json.dumps(change(json.loads(lines[place])))
-    copy = place_of(path)
-    copy.write_text("\n".join(lines) + "\n")
-    return copy
-
-
-def place_of(path):
-    return path.with_suffix(".copy")
+def test_the_same_kind_of_device_in_another_machine_goes_on(tmp_path):
+    measured(tmp_path / "1", Drawn(4))
+    more = MACHINE["hardware"] | {"count": 1, "memory_bytes": 10}
+    Campaign(tmp_path / "1", Drawn(4), SETTINGS).begin({"hardware": more})
+    other = more | {"l3_bytes": 6}
+    with pytest.raises(SimulatorError, match="holds another campaign"):
+        Campaign(tmp_path / "1", Drawn(4), SETTINGS).begin({"hardware": other})
+    assert kind_of(more) == kind_of(MACHINE["hardware"]) != kind_of(other)
+    assert kind_name(more) == kind_name(MACHINE["hardware"]) != kind_name(other)
+    assert kind_name(more).startswith("a-gpu-")
 
 
 @pytest.mark.parametrize(
-    ("place", "change", "told"),
+    ("change", "message"),
     [
-        (0, lambda head: head | {"work": "other"}, "no parts of one run: they are of other versions"),
-        (0, lambda head: head | {"work": "other", "part": "2/3"}, "one is of 2 parts, the other of 3"),
-        (0, lambda head: head | {"part": "3/2"}, "part 3/2 is none"),
-        (0, lambda head: head | {"runs": 99}, "runs where 99 were written"),
-        (0, lambda head: {"schema": "other"}, "give files that `shard-gym leaderboard --part I/N` wrote"),
-        (1, lambda row: row | {"job": -1}, "line 2 is no run of a part"),
-        (2, lambda row: row | {"result": row["result"].replace('"device"', '"devise"')}, "line 3"),
+        ({"source": Drawn(40, seed=9)}, "are not of one campaign: shards .*'seed': 0.* and .*'seed': 9"),
+        ({"machine": MACHINE | {"versions": {"torch": "3"}}}, "are not of one campaign: versions"),
+        ({"machine": MACHINE | {"hardware": {"device": "B"}}}, "are not of one campaign: hardware"),
     ],
 )
-def test_parts_that_do_not_belong_together_are_refused(made, tmp_path, place, change, told):
-    with pytest.raises(CorruptFile, match=told):
-        merge([part(made, 1), spoilt(part(made, 2), place, change)], tmp_path)
-    assert not (tmp_path / f"{SUITE}.jsonl").exists()
+def test_parts_of_different_campaigns_are_refused(tmp_path, change, message):
+    measured(tmp_path / "1", Drawn(40), Part(1, 2))
+    measured(tmp_path / "2", **{"source": Drawn(40), "part": Part(2, 2)} | change)
+    with pytest.raises(SimulatorError, match=message):
+        merge([tmp_path / "1", tmp_path / "2"], tmp_path / "all")
 
 
-def test_two_different_runs_of_one_key_are_refused(made, tmp_path):
-    def other(row):
-        found = Result.from_json(row["result"])
-        return row | {"result": replace(found, plan=None, makespan=None, error="died: here").to_json()}
-
-    with pytest.raises(CorruptFile, match="have two different runs of lookup-greedy, seed 0"):
-        merge([part(made, 1), part(made, 2), spoilt(part(made, 1), 1, other)], tmp_path)
-
-
-def test_the_command_of_the_whole():
-    assert without_part(["--part", "1/2", "--seeds", "1"]) == ["--seeds", "1"]
-    assert without_part(["--seeds", "1", "--part=1/2"]) == ["--seeds", "1"]
+def test_two_times_of_one_shard_are_refused_and_the_same_row_counts_once(tmp_path):
+    for name, factor in (("1", 1.0), ("copy", 1.0), ("again", 2.0)):
+        measured(tmp_path / name, Drawn(40), Part(1, 2), factor=factor)
+    merge([tmp_path / "1", tmp_path / "copy"], tmp_path / "all")
+    with pytest.raises(CorruptFile, match=r"shard \d+ was measured in .*1 and in .*again, with different times"):
+        merge([tmp_path / "1", tmp_path / "again"], tmp_path / "all")
 
 
-def tried(path, parts=()):
-    """By task the runs, without their times."""
-    found = {}
-    for task, runs in Tries(path, parts).lines.items():
-        lines = [{name: line[name] for name in line if name not in ("seconds", "cpu")} for line in runs.values()]
-        found[task] = sorted(map(str, lines))
-    return found
+def test_folders_that_are_not_fit_to_be_written_to_are_refused(tmp_path):
+    for n in (1, 2):
+        measured(tmp_path / f"{n}", Drawn(4), Part(n, 2))
+    with pytest.raises(SimulatorError, match="is one of the folders to unite"):
+        merge([tmp_path / "1", tmp_path / "2"], tmp_path / "1")
+    with pytest.raises(SimulatorError, match="holds a campaign that was measured there"):
+        merge([tmp_path / "1"], tmp_path / "2")
 
 
-def test_headroom_takes_over_what_parts_kept(tmp_path, monkeypatch):
-    words = (
-        f"--suite {SUITE} --methods local-search --calls 30 --seeds 1 --tasks 4 --results {tmp_path}/results".split()
-    )
-    runs, whole = tmp_path / "apart", tmp_path / "whole"
-    for number in (1, 2):
-        assert headroom.main([*words, "--runs", str(runs), "--part", f"{number}/2"]) == 0
-    assert not (tmp_path / "results").exists()
-    parts = sorted((runs / "parts").glob(f"*/{SUITE}.jsonl"))
-    assert len(parts) == 2
-    monkeypatch.setattr(headroom, "try_on", None)  # nothing is left to be called
-    assert headroom.main([*words, "--runs", str(runs)]) == 0
-    assert len(json.loads((tmp_path / "results" / "headroom" / f"{SUITE}.json").read_text())["cards"]) == 1
-    monkeypatch.undo()
-    assert headroom.main([*words, "--runs", str(whole)]) == 0
-    assert tried(whole / f"{SUITE}.jsonl") == tried(runs / f"{SUITE}.jsonl", parts)
+def test_a_list_that_was_changed_is_refused(tmp_path):
+    for name, tables in (("list", 20), ("other", 19)):
+        Measurements.unmeasured("metasyn_0_856", [([i], [4]) for i in range(tables)]).save(tmp_path / f"{name}.npz")
+    measured(tmp_path / "1", Listed(tmp_path / "list.npz"), Part(1, 2))
+    (tmp_path / "1" / LIST).write_bytes((tmp_path / "other.npz").read_bytes())
+    with pytest.raises(CorruptFile, match="holds other shards than the campaign"):
+        merge([tmp_path / "1"], tmp_path / "all")
 
 
-def test_a_round_takes_over_what_parts_kept(tmp_path, capsys):
-    (folder := tmp_path / "round").mkdir()
-    rules = ["--suite", SUITE, "--tasks", "2", "--reference-budget", "10ms"]
-    assert main(["round", "new", str(folder), *rules]) == 0
-    opened = ["round", "open", str(folder), "--agents", "lookup-greedy", "--isolation", "limits"]
-    for number in (1, 2):
-        assert main([*opened, "--part", f"{number}/2"]) == 0
-    assert "part 2 of 2 is done, no outcome of its own" in capsys.readouterr().out
-    kept = [line for path in folder.glob("parts/*/partial/*.jsonl") for line in path.read_text().splitlines()]
-    assert len(kept) == 2 * 3  # two agents of the host
-    wanted = sorted(json.loads(json.loads(line)["result"])["wall_seconds"] for line in kept)
-    assert main(opened) == 0
-    found = [r.wall_seconds for name in ("results", "references") for r in read_results(folder / f"{name}.jsonl")]
-    assert sorted(found) == wanted  # nothing ran again
-    assert not (folder / "parts").exists() and main(["round", "close", str(folder)]) == 0
+def test_the_command_unites_folders_and_says_what_it_cannot(tmp_path, capsys):
+    paths = [tmp_path / "1", tmp_path / "2"]
+    for n, path in enumerate(paths, start=1):
+        measured(path, Drawn(40), Part(n, 2))
+    assert cli.main(["merge", *map(str, paths), "--out", str(tmp_path / "all")]) == 0
+    assert "40 shards of 2 folders united" in capsys.readouterr().out
+    assert cli.main(["merge", str(tmp_path / "3"), "--out", str(tmp_path / "x")]) == 2
+    assert "3 is not there" in capsys.readouterr().err
+    (tmp_path / "3").mkdir()
+    assert cli.main(["merge", str(paths[0]), str(tmp_path / "3"), "--out", str(tmp_path / "x")]) == 2
+    assert "3 holds no campaign.json, but other parts are folders" in capsys.readouterr().err
