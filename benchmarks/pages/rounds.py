@@ -30,6 +30,7 @@ from shard_gym_agents.leaderboard.references import references
 from shard_gym_agents.leaderboard.rounds import closing, folder
 from shard_gym_agents.leaderboard.rounds.contest import play
 from shard_gym_agents.leaderboard.rounds.sealed import Secret
+from shard_gym_agents.leaderboard.runs import Scope
 from shard_gym_agents.leaderboard.statistics import interval, mean, paired
 
 SUITES = "core-80x8,tight-80x8"
@@ -55,7 +56,7 @@ def public(suite: Suite, options: argparse.Namespace, scratch: Path) -> Gaps:
     """Gaps on the public test tasks."""
     told = {"planner": suite.planner, "judge": suite.judge}
     jobs = [Job(suite=suite.key, agent=agent, seed=0, **told) for agent in options.agents]
-    played = play(jobs, Rules(), scratch, workers=1, users=_split(options.agents)[1])
+    played = play(jobs, Rules(), Scope(scratch), workers=1, users=_split(options.agents)[1])
     _refuse_absent(dict(played.unable))
     known = references(suite, "test", suite.num_tasks("test"), suite.judge, RESULTS / "best_known")
     return gaps({job.agent: pairs for job, pairs in played.runs.items()}, known.random, known.best)

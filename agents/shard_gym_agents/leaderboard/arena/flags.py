@@ -27,23 +27,27 @@ def add_arena(parser: argparse.ArgumentParser, isolation: str, workers: int) -> 
     imported = "that registers suites or simulators, here and where agents run; repeatable"
     add("--import", action="append", default=[], dest="imports", metavar="MODULE", help=imported)
     add("--env", action="append", default=[], metavar="NAME", help="an environment variable to keep; repeatable")
-    add("--workers", type=count, default=workers, help=f"agents that run at a time; default {workers}")
+    add("--workers", type=count, default=workers, help=f"agents that run at a time, on each machine; default {workers}")
     add("--verbose", action="store_true", help="show what agents print, and their tracebacks")
 
 
 def rules_of(options: argparse.Namespace, secret: Iterable[Path]) -> Rules:
     """Limits of agents, and the files that they may and may not see."""
-    share = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / options.workers
     return Rules(
         isolation=options.isolation,
         build_seconds=options.build_limit,
-        memory=max(share, LEAST_MEMORY) if options.memory_gb is None else options.memory_gb * GB,
+        memory=share_of_memory(options.workers) if options.memory_gb is None else options.memory_gb * GB,
         environment=tuple(options.env),
         readable=tuple(options.read),
         secret=tuple(map(str, secret)),
         verbose=options.verbose,
         modules=tuple(options.imports),
     )
+
+
+def share_of_memory(workers: int) -> float:
+    """Bytes of an agent, of so many that divide this machine's among them."""
+    return max(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / workers, LEAST_MEMORY)
 
 
 def import_modules(modules: Iterable[str]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,14 +18,20 @@ from shard_gym.records.files import write_whole
 from shard_gym.records.locks import held
 from shard_gym.results import write_results
 from shard_gym.task import suites
+from shard_gym.task.task import Task
+from shard_gym.work.parts import WHOLE, add_places
+from shard_gym_agents.leaderboard import nodes
 from shard_gym_agents.leaderboard.arena.flags import add_arena, import_modules, rules_of
+from shard_gym_agents.leaderboard.arena.job import Job
 from shard_gym_agents.leaderboard.arena.rules import FULL, findable
+from shard_gym_agents.leaderboard.merging import PARTS, home_of
 from shard_gym_agents.leaderboard.references import today
 from shard_gym_agents.leaderboard.rounds import folder as stages
 from shard_gym_agents.leaderboard.rounds.closing import random_makespans, replayed, report
 from shard_gym_agents.leaderboard.rounds.contest import HOST, Played, handed_out, jobs_of, play
 from shard_gym_agents.leaderboard.rounds.folder import Begun, Closed, Opened, Round, sha256_of
 from shard_gym_agents.leaderboard.rounds.sealed import Secret, announced, checked, tasks_of
+from shard_gym_agents.leaderboard.runs import Scope
 
 Stage = Callable[[argparse.Namespace], int | None]
 TASKS, SEEDS, BUDGET, TIME_LIMIT, REFERENCE_BUDGET = 20, 3, 0.1, 60.0, 1.0
@@ -33,7 +40,9 @@ TASKS, SEEDS, BUDGET, TIME_LIMIT, REFERENCE_BUDGET = 20, 3, 0.1, 60.0, 1.0
 NEW = """Announce a sealed round: write its rules with a commitment, ROUND/round.json, to be published.
 
 The secret is written apart, beside the folder: keep it until the round is closed."""
-OPEN = "Let agents plan the tasks of a round. The same command goes on where it broke off."
+OPEN = """Let agents plan the tasks of a round. The same command goes on where it broke off.
+
+With --part I/N a part of the work is run, and kept in ROUND/parts; without it, what all parts kept is taken over."""
 CLOSE = "Reveal a round's seed, score every plan again, rank the agents, and write ROUND/closing.md."
 CHECK = "Make a closed round's tasks again from its seed, and score all plans, from its files alone."
 
@@ -67,34 +76,26 @@ def open_round(options: argparse.Namespace) -> int:
     tasks = tasks_of(rules, checked(rules, Secret.load(_secret_path(options)), str(_secret_path(options))))
     agents = _agents(options, rules)
     stages.write(options.folder, Begun(rules.commitment, agents))
-    partial = options.folder / stages.PARTIAL
     arena = rules_of(options, [options.folder, _secret_path(options)])
-    with handed_out(tasks, partial) as path:
+    with nodes.joined(options.ray) as cluster, _scope(options) as scope, handed_out(tasks, scope.partial) as path:
         jobs = jobs_of(rules, agents, path)
-        played = play(jobs, arena, partial, options.workers, options.agent)
+        played = play(jobs, arena, scope, options.workers, options.agent, cluster)
+        if cluster is not None and not options.json:
+            commands.show(f"made on {nodes.words(cluster)}: what searches found in their seconds is of these machines")
     if not played.complete:
         sys.stderr.write("not finished: the same command goes on\n")
         return commands.INTERRUPTED
+    if not options.part.whole:
+        again = f"when all parts are done: shard-gym round open {options.folder}"
+        told = f"part {options.part.number} of {options.part.of} is done, no outcome of its own; {again}"
+        commands.answer(
+            options, "round-open/1", lambda: {"round": options.folder, "part": str(options.part)}, lambda: told
+        )
+        return 0
     _refuse_odd_host(played, options.folder)
-    random = random_makespans(tasks, rules.judge)
-    of_host = jobs[: len(HOST)]
-    for name, part in ((stages.REFERENCES, of_host), (stages.RESULTS, jobs[len(HOST) :])):
-        runs = (result for job in part for result, _ in played.runs.get(job, ()))
-        write_results(options.folder / name, runs)
-    stages.write(
-        options.folder,
-        Opened(
-            commitment=rules.commitment,
-            opened=today(),
-            isolation=played.isolation,
-            tasks=[task.hash for task in tasks],
-            random=random,
-            unable=dict(played.unable),
-            results_sha256=sha256_of(options.folder / stages.RESULTS),
-            references_sha256=sha256_of(options.folder / stages.REFERENCES),
-        ),
-    )
-    shutil.rmtree(partial)
+    _write_opened(options.folder, rules, tasks, jobs, played)
+    for left in (options.folder / stages.PARTIAL, options.folder / PARTS):
+        shutil.rmtree(left, ignore_errors=True)
     commands.answer(
         options,
         "round-open/1",
@@ -102,6 +103,27 @@ def open_round(options: argparse.Namespace) -> int:
         lambda: f"{options.folder}: {len(agents)} agents are done; next: shard-gym round close {options.folder}",
     )
     return 0
+
+
+def _write_opened(folder: Path, rules: Round, tasks: Sequence[Task], jobs: Sequence[Job], played: Played) -> None:
+    """Write the runs and what they are of, and last that the round is open."""
+    of_host = jobs[: len(HOST)]
+    for name, part in ((stages.REFERENCES, of_host), (stages.RESULTS, jobs[len(HOST) :])):
+        runs = (result for job in part for result, _ in played.runs.get(job, ()))
+        write_results(folder / name, runs)
+    stages.write(
+        folder,
+        Opened(
+            commitment=rules.commitment,
+            opened=today(),
+            isolation=played.isolation,
+            tasks=[task.hash for task in tasks],
+            random=random_makespans(tasks, rules.judge),
+            unable=dict(played.unable),
+            results_sha256=sha256_of(folder / stages.RESULTS),
+            references_sha256=sha256_of(folder / stages.REFERENCES),
+        ),
+    )
 
 
 def close(options: argparse.Namespace) -> None:
@@ -165,6 +187,22 @@ def _refuse_odd_host(played: Played, where: Path) -> None:
         raise CorruptFile(f"{where}: the host's own {lost[0]} did not run: {played.unable[lost[0]]}")
 
 
+def _home(options: argparse.Namespace) -> Path:
+    """The folder that this command alone may write to."""
+    return home_of(options.folder, getattr(options, "part", WHOLE))
+
+
+@contextmanager
+def _scope(options: argparse.Namespace) -> Iterator[Scope]:
+    """The runs that are wanted; those of parts are taken over, and nobody may be at work on them."""
+    parts = sorted((options.folder / PARTS).glob("*-of-*")) if options.part.whole else []
+    with ExitStack() as stack:
+        for part in parts:
+            stack.enter_context(held(part))
+        others = tuple(part / stages.PARTIAL for part in parts)
+        yield Scope(_home(options) / stages.PARTIAL, part=options.part, others=others)
+
+
 def _secret_path(options: argparse.Namespace) -> Path:
     """The file of the secret: beside the folder, so that the folder can be published as it is."""
     folder = options.folder.resolve()
@@ -175,7 +213,7 @@ def _stage(name: str, about: str, run: Stage, examples: Sequence[str], **told: s
     """The parser of a stage, which has the folder to itself while it runs."""
 
     def alone(options: argparse.Namespace) -> int | None:
-        with held(options.folder):
+        with held(_home(options)):
             return run(options)
 
     made = commands.parser(f"shard-gym round {name}", about, examples=examples, answer="what came of it", **told)
@@ -215,6 +253,7 @@ def open_parser() -> commands.Parser:
     told = "of a user; repeatable"
     made.add_argument("--agent", action="append", default=[], metavar="MODULE:CLASS", help=told)
     add_arena(made, isolation=FULL, workers=1)
+    add_places(made)
     return made
 
 
