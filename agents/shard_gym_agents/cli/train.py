@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ import torch
 from shard_gym.errors import InvalidTask, MissingDependency
 from shard_gym.records import commands
 from shard_gym.task import suites
+from shard_gym.work.cluster import Cluster
+from shard_gym.work.parts import add_ray
 from shard_gym_agents.learners import LEARNERS
+from shard_gym_agents.learners.learner import SuiteLearner
 from shard_gym_agents.learners.training import Schedule, Tally, train
 
 
@@ -66,6 +70,8 @@ def _parser(module: Any, overrides: Mapping[str, Any]) -> argparse.ArgumentParse
     if module is not None:
         add_config(parser, module.Config)
         parser.set_defaults(**overrides)
+        if module.Learner.on_ray:
+            add_ray(parser)
     return parser
 
 
@@ -82,5 +88,15 @@ def _train(module: Any, options: argparse.Namespace, command: str) -> Tally:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise InvalidTask("torch finds no CUDA device here: train with --device cpu")
     torch.set_num_threads(options.threads)
-    learner = module.Learner(suites.get(options.suite), config, options.seed, options.device)
-    return train(learner, options.out, settings, command)
+    made = partial(module.Learner, suites.get(options.suite), config, options.seed, options.device)
+    if getattr(options, "ray", None) is None:
+        return _trained(made(), options.out, settings, command)
+    with Cluster.joined(options.ray, modules=("torch",)) as cluster:
+        return _trained(made(cluster=cluster), options.out, settings, command)
+
+
+def _trained(learner: SuiteLearner, out: Path, settings: Schedule, command: str) -> Tally:
+    try:
+        return train(learner, out, settings, command)
+    finally:
+        learner.end()
