@@ -49,6 +49,14 @@ class MissingDependency(ShardGymError, ImportError):
     """An optional package is absent; the message is the command that installs it."""
 
 
+class ClusterError(ShardGymError, RuntimeError):
+    """A Ray cluster, or a node of it, cannot do the work; the message names the node."""
+
+
+class NodeRefused(ClusterError):
+    """A node may not take part in the work, which goes on without it; the message says why."""
+
+
 class SimulatorError(ShardGymError):
     """A simulator cannot answer what it was asked."""
 
