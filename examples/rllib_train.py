@@ -25,9 +25,9 @@ def config_of(algorithm, env_id, tables, runners):
         settings = {"train_batch_size_per_learner": batch, "minibatch_size": batch // 8, "num_epochs": 10}
     else:
         settings = {"train_batch_size_per_learner": 8 * tables, "entropy_coeff": 0.01}
-    config = (PPOConfig if algorithm == "ppo" else IMPALAConfig)()
+    config, reward = (PPOConfig(), "latency") if algorithm == "ppo" else (IMPALAConfig(), "dense")
     return (
-        config.environment(f"shard_gym:{env_id}", env_config={"reward": "dense" if algorithm == "impala" else "latency"})
+        config.environment(f"shard_gym:{env_id}", env_config={"reward": reward})
         .env_runners(
             num_env_runners=runners,
             num_envs_per_env_runner=ENVS,
@@ -78,7 +78,11 @@ def main(algorithm="ppo", env_id="ShardGym-Core-60x4-Flat", seconds=60.0, runner
     tables = gym.make(f"shard_gym:{env_id}").unwrapped.bank.tasks[0].num_tables
     ray.init(num_cpus=max(runners, 1) + 1, include_dashboard=False, log_to_driver=False)
     try:
-        trained, until, steps = config_of(algorithm, env_id, tables, runners).build_algo(), time.monotonic() + seconds, 0
+        trained, until, steps = (
+            config_of(algorithm, env_id, tables, runners).build_algo(),
+            time.monotonic() + seconds,
+            0,
+        )
         while not steps or time.monotonic() < until:
             steps = trained.train().get("num_env_steps_sampled_lifetime", steps)
         found = mean_return(env_id, policy(trained)), *levels(env_id)

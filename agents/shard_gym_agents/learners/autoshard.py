@@ -39,7 +39,7 @@ from shard_gym.simulators import FastSimulator, Latency, Simulator, single_costs
 from shard_gym.simulators.base import embedded
 from shard_gym.task.suites import Suite
 from shard_gym.task.task import Constraints, Task
-from shard_gym.work.crew import Hands
+from shard_gym.work.terms import Hands
 from shard_gym_agents.learners import rollouts
 from shard_gym_agents.learners.actions import Choose, best_plan, told
 from shard_gym_agents.learners.autoshard_actors import (
@@ -268,7 +268,11 @@ class Learner(SuiteLearner):
             self.net.table.load_state_dict(self.costs.net.table.state_dict())
         self.iteration += 1
         self.past.append(self._weights())
-        counts = {"updates": float(self.updates), "steps": float(episodes.alive.sum()), "simulator_calls": float(answer.calls)}
+        counts = {
+            "updates": float(self.updates),
+            "steps": float(episodes.alive.sum()),
+            "simulator_calls": float(answer.calls),
+        }
         return {**means, "return": float(episodes.rewards.sum(0).mean()), **counts}
 
     def _ask_ahead(self) -> None:

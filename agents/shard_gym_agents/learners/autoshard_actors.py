@@ -20,7 +20,6 @@ from torch.nn import functional as F
 from shard_gym import simulators
 from shard_gym.envs.bank import Bank
 from shard_gym.envs.env import ShardingEnv
-from shard_gym.envs.episodes import hashed
 from shard_gym.envs.kinds import EXTRA
 from shard_gym.envs.vector_env import ShardingVectorEnv
 from shard_gym.errors import InvalidTask
@@ -253,7 +252,9 @@ class Stage:
     shows_costs: bool
     order: str | None
     reward: str | None
-    measured_by: str = ""  # a simulator that measures plans; costs come from AutoShard's own network, sent with the policy
+    measured_by: str = (
+        ""  # a simulator that measures plans; costs come from AutoShard's own network, sent with the policy
+    )
 
     @property
     def kinds(self) -> bool:

@@ -13,7 +13,7 @@ import torch
 
 from shard_gym.errors import ClusterError
 from shard_gym.records.escape import plain
-from shard_gym.work.crew import Failed, Hands, Lost, Node, Slot, Terms
+from shard_gym.work.terms import Failed, Hands, Lost, Node, Slot, Terms
 from shard_gym_agents.learners.autoshard_actors import Actor, Answer, Request, Stage
 from shard_gym_agents.learners.crews import ActorLost, Event, Key, Order, alone
 
@@ -77,10 +77,8 @@ class OnRay:
     `actors` is the most that there may be; 0: one for each CPU, or for each share of a GPU.
     """
 
-    def __init__(
-        self, hands: Hands, stage: Stage, each: int, actors: int = 0, gpus: float = 0.0, store: Store | None = None
-    ) -> None:
-        self.hands, self.actors, self.terms, self.store = hands, actors or math.inf, Terms(gpus=gpus), store or Store()
+    def __init__(self, hands: Hands, stage: Stage, each: int, actors: int = 0, gpus: float = 0.0) -> None:
+        self.hands, self.actors, self.terms, self.store = hands, actors or math.inf, Terms(gpus=gpus), Store()
         self.make = Begin(self.store, self.store.put(stage), each)
         self.first = {node.id for node in hands.nodes()}  # there from the beginning, and checked
         self.known: dict[str, bool] = dict.fromkeys(self.first, True)  # False: not checked yet, or left out

@@ -10,7 +10,6 @@ import multiprocessing
 import signal
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, Protocol
 
