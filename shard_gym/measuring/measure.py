@@ -26,6 +26,7 @@ from shard_gym.measuring.campaign import ENDLESS, PACKED, Campaign
 from shard_gym.measuring.fbgemm import STATISTICS, Settings
 from shard_gym.measuring.host import CLOCKS, elapsed_ms, hardware, mark, versions
 from shard_gym.measuring.measurements import Measurements
+from shard_gym.measuring.on_cluster import ClusterCampaign
 from shard_gym.measuring.operator import DTYPES, OPTIMIZERS, imported, require_cuda
 from shard_gym.measuring.shards import ALL_DIMS, MIN_POOLING, SHARES, Drawn, Listed
 from shard_gym.records import commands
@@ -33,6 +34,7 @@ from shard_gym.records.commands import seconds
 from shard_gym.records.files import read_json, write_whole
 from shard_gym.records.processes import end_with_parent
 from shard_gym.task.links import Links
+from shard_gym.work.parts import add_places
 
 SCHEMA = "shard-gym/all-to-all/1"
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -56,7 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(options: argparse.Namespace) -> None:
     """Measure, or pack what an earlier run left."""
-    campaign = Campaign(options.out, _source(options), settings_of(options))
+    source, settings = _source(options), settings_of(options)
+    if options.ray is not None and not options.pack:
+        spread = ClusterCampaign(options.out, source, settings, options.part, options.noise)
+        for campaign in spread.run(options.ray, options.workers, options.budget):
+            sys.stdout.write(report(Measurements.load(campaign.folder / PACKED), campaign.folder))
+        return
+    campaign = Campaign(options.out, source, settings, part=options.part)
     found = campaign.pack() if options.pack else campaign.run(options.workers, options.budget)
     sys.stdout.write(report(found, options.out))
 
@@ -84,6 +92,9 @@ def parser() -> argparse.ArgumentParser:
     listed.add_argument("--shard-file", type=Path, help="a file of measurements, whose times are ignored")
     listed.add_argument("--repeats", type=int, default=1, help="passes over the file, each in another order")
     add_settings(made)
+    add_places(made)
+    told = "with --ray: leave out a node whose repeats differ by more in the median; default 0.02, on a CPU 0.3"
+    made.add_argument("--noise", type=float, metavar="SHARE", help=told)
     return made
 
 

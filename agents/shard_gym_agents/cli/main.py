@@ -33,6 +33,7 @@ from shard_gym_agents.search.reshard import Reshard
 # Subcommands with command lines of their own: function of (arguments) -> exit code, and what for.
 OTHERS = {
     "measure": ("shard_gym.measuring.measure:main", "measure shards on this machine (needs torch and FBGEMM)"),
+    "merge": ("shard_gym_agents.cli.merge:main", "unite what parts of one piece of work wrote"),
     "fit": ("shard_gym.measuring.fit:main", "fit a cost network to measurements (needs torch)"),
     "train": ("shard_gym_agents.cli.train:main", "train a learner on a suite (needs torch)"),
     "leaderboard": ("shard_gym_agents.leaderboard.command:main", "rank agents on suites"),
