@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,7 @@ class Campaign:
     settings: Settings
     notes: dict[str, Any] = field(default_factory=dict)  # more for the card
     part: Part = WHOLE  # of the list
+    bench: Callable[[Settings], Any] = Bench  # or what stands in for it
 
     def run(
         self, workers: int = 0, budget_seconds: float = math.inf, at_least: int = 0, stop_at: float = math.inf
@@ -268,7 +269,7 @@ def _work(campaign: Campaign, number: int, place: tuple[str, int | None], indice
             ledger.opened(campaign.folder / f"rows-{number}.jsonl") as rows,
             pinned(device, core),
         ):
-            bench = Bench(replace(campaign.settings, device=device))
+            bench = campaign.bench(replace(campaign.settings, device=device))
             bench.take_memory()
             for done, index in enumerate(indices):
                 if until.over(done):

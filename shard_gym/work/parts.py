@@ -51,5 +51,10 @@ def add_part(parser: argparse.ArgumentParser) -> None:
 def add_places(parser: argparse.ArgumentParser) -> None:
     """The flags that say where the work is done: a part of it here, or on a Ray cluster."""
     add_part(parser)
+    add_ray(parser)
+
+
+def add_ray(parser: argparse.ArgumentParser) -> None:
+    """The flag that has the work done on a Ray cluster."""
     told = "work on the Ray cluster at HOST:PORT (auto: the one of this host); without an address one is started here"
     parser.add_argument("--ray", nargs="?", const=LOCAL, metavar="ADDRESS", help=told)
