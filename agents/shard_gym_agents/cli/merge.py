@@ -6,6 +6,8 @@ leaderboard --part I/N` one result. Parts of different work are refused, and so 
 from __future__ import annotations
 
 import argparse
+import sys
+from contextlib import nullcontext, redirect_stdout
 from importlib import import_module
 from pathlib import Path
 
@@ -35,6 +37,7 @@ def merge_parts(options: argparse.Namespace) -> None:
     if any(measured) and not all(measured):
         other = options.parts[measured.index(False)]
         raise CorruptFile(f"{other} holds no {CAMPAIGN}, but other parts are folders of measurements")
-    with commands.waiting(options, "merge"):
+    aside = redirect_stdout(sys.stderr) if options.json else nullcontext()  # tables of a leaderboard
+    with commands.waiting(options, "merge"), aside:
         told = import_module(MEASURED if all(measured) else RESULTS).merge(options.parts, options.out)
     commands.answer(options, "merged/1", lambda: {"out": options.out, "told": told}, lambda: "\n".join(told))

@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +21,13 @@ from shard_gym.errors import InvalidTask, MissingDependency
 from shard_gym.records import commands
 from shard_gym.records.installing import install
 from shard_gym.task import suites
+from shard_gym.work.cluster import Cluster
+from shard_gym.work.parts import add_ray
 from shard_gym_agents.learners import LEARNERS
 from shard_gym_agents.learners.schedule import Schedule
 
 if TYPE_CHECKING:
+    from shard_gym_agents.learners.learner import SuiteLearner
     from shard_gym_agents.learners.training import Tally
 
 EXAMPLES = (
@@ -32,17 +36,18 @@ EXAMPLES = (
 )
 
 
-def add_config(parser: argparse.ArgumentParser, config: type) -> None:
+def add_config(parser: argparse.ArgumentParser, config: type, overrides: Mapping[str, Any] | None = None) -> None:
     """One `--flag` for each field of a dataclass, typed and defaulted by the field; its comment is the help."""
-    about = _comments(config)
-    group = parser.add_argument_group(f"{config.__name__.lower()}, of {config.__module__.rpartition('.')[2]}")
+    about, room = _comments(config), config.__module__.rpartition(".")[2]
+    group = parser.add_argument_group("how long" if room == "schedule" else f"settings of {room}")
     for field in fields(config):
-        flag, told = f"--{field.name.replace('_', '-')}", about.get(field.name, field.name.replace("_", " "))
-        told = f"{told}; default {field.default if field.default != '' else 'none'}".replace("%", "%%")
+        flag, default = f"--{field.name.replace('_', '-')}", (overrides or {}).get(field.name, field.default)
+        told = f"{about.get(field.name, field.name.replace('_', ' '))}; default {default if default != '' else 'none'}"
+        told = told.replace("%", "%%")
         if isinstance(field.default, bool):
-            group.add_argument(flag, default=field.default, action=argparse.BooleanOptionalAction, help=told)
+            group.add_argument(flag, default=default, action=argparse.BooleanOptionalAction, help=told)
         else:
-            group.add_argument(flag, default=field.default, type=type(field.default), help=told)
+            group.add_argument(flag, default=default, type=type(field.default), help=told)
 
 
 def _comments(config: type) -> dict[str, str]:
@@ -105,15 +110,14 @@ def _parser(module: Any, overrides: Mapping[str, Any]) -> commands.Parser:
     parser.add_argument("--threads", type=int, default=1, metavar="N", help=threads)
     add_config(parser, Schedule)
     if module is not None:
-        add_config(parser, module.Config)
-        parser.set_defaults(**overrides)
+        add_config(parser, module.Config, overrides)
+        if module.Learner.on_ray:
+            add_ray(parser)
     return parser
 
 
 def _train(module: Any, options: argparse.Namespace, command: str) -> Tally:
     import torch
-
-    from shard_gym_agents.learners.training import train
 
     config, settings = (
         made(**{field.name: getattr(options, field.name) for field in fields(made)})
@@ -127,5 +131,17 @@ def _train(module: Any, options: argparse.Namespace, command: str) -> Tally:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise InvalidTask("torch finds no CUDA device here: train with --device cpu")
     torch.set_num_threads(options.threads)
-    learner = module.Learner(suites.get(options.suite), config, options.seed, options.device)
-    return train(learner, options.out, settings, command)
+    made = partial(module.Learner, suites.get(options.suite), config, options.seed, options.device)
+    if getattr(options, "ray", None) is None:
+        return _trained(made(), options.out, settings, command)
+    with Cluster.joined(options.ray, modules=("torch",)) as cluster:
+        return _trained(made(cluster=cluster), options.out, settings, command)
+
+
+def _trained(learner: SuiteLearner, out: Path, settings: Schedule, command: str) -> Tally:
+    from shard_gym_agents.learners.training import train
+
+    try:
+        return train(learner, out, settings, command)
+    finally:
+        learner.end()
