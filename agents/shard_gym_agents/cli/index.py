@@ -44,6 +44,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "show": Command("draw a plan: what each device costs and holds", f"{CLI}.show:show_parser"),
         "stats": Command("tell what a plan does on each rank and why, as TorchRec reports it", f"{CLI}.stats:parser"),
         "sweep": Command("plan the same tables on several machines, and compare", f"{CLI}.sweep:parser"),
+        "export": Command("write a plan as TorchRec's sharding plan", f"{CLI}.export:parser"),
         "bound": Command("tell what no plan of a task beats, with a certificate", f"{CLI}.bounds:bound_parser"),
         "flex": Command("share out rows of sequence tables in tiers, by FlexShard", f"{CLI}.flex:parser"),
         "flex curve": Command("count how often a log looks rows up (needs pyarrow)", f"{CLI}.logs:curve_parser"),
