@@ -124,7 +124,7 @@ def ended(name: str, call: Callable[[], int | None], kept: str = "", as_json: bo
         return FAILED
     except KeyboardInterrupt:
         if kept or as_json:
-            complain(name, "Interrupted", f"stopped; {kept or NOTHING_KEPT}", as_json)
+            complain(name, "Interrupted", "; ".join(filter(None, ["stopped", kept])), as_json)
         return INTERRUPTED
     return code or 0
 

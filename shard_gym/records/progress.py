@@ -54,7 +54,7 @@ class ProgressBar:
 class Waiting:
     """A line about a step that cannot be counted: how long it takes, of how long it may, and the last news of it.
 
-    Shown on a terminal after a second, and gone at the end; where it is asked for elsewhere, a line every ten seconds.
+    Shown after a second on a terminal, and gone at the end; where it is asked for elsewhere, a line every ten seconds.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Waiting:
         self.stream.flush()
 
     def _follow(self) -> None:
-        wait = PATIENCE if self.terminal else SECONDS_BETWEEN[False]
+        wait = PATIENCE
         while not self.ended.wait(wait):
             self.tell()
             wait = SECONDS_BETWEEN[self.terminal]

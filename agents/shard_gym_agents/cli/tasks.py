@@ -140,7 +140,8 @@ def add_tables(command: argparse.ArgumentParser) -> None:
 def _add_own(command: argparse.ArgumentParser, own: argparse._ArgumentGroup) -> None:
     own.add_argument("--hosts", type=count, metavar="H", help="hosts of the kind that --hardware tells; default 1")
     own.add_argument("--devices", type=count, metavar="K", help="of all hosts together; default: --hardware's")
-    own.add_argument("--memory-gb", type=float, metavar="GiB", help="what each device has left for tables, 2**30 bytes")
+    left = "what each device has left for tables, 2**30 bytes; default: --hardware's"
+    own.add_argument("--memory-gb", type=float, metavar="GiB", help=left)
     own.add_argument("--allow-splits", action="store_true", help="let solvers halve the columns of tables")
     what = command.add_argument_group("in place of the task's own settings; of --tables these are the defaults")
     what.add_argument("--objective", choices=OBJECTIVES, help="what a plan is worth; default iteration")

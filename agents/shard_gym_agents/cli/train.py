@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shard_gym_agents.learners.learner import SuiteLearner
     from shard_gym_agents.learners.training import Tally
 
+VALUES = {int: "N", float: "NUMBER", str: "NAME"}  # as help shows them
 EXAMPLES = (
     "shard-gym train autoshard --suite core-60x4 --seed 0 --out runs/autoshard",
     "shard-gym train maskable-ppo --suite core-80x8 --out runs/ppo --iterations 50 --patience 5",
@@ -47,7 +48,8 @@ def add_config(parser: argparse.ArgumentParser, config: type, overrides: Mapping
         if isinstance(field.default, bool):
             group.add_argument(flag, default=default, action=argparse.BooleanOptionalAction, help=told)
         else:
-            group.add_argument(flag, default=default, type=type(field.default), help=told)
+            kind = type(field.default)
+            group.add_argument(flag, default=default, type=kind, metavar=VALUES[kind], help=told)
 
 
 def _comments(config: type) -> dict[str, str]:

@@ -27,7 +27,13 @@ def add_arena(parser: argparse.ArgumentParser, isolation: str, workers: int) -> 
     imported = "that registers suites or simulators, here and where agents run; repeatable"
     add("--import", action="append", default=[], dest="imports", metavar="MODULE", help=imported)
     add("--env", action="append", default=[], metavar="NAME", help="an environment variable to keep; repeatable")
-    add("--workers", type=count, default=workers, help=f"agents that run at a time, on each machine; default {workers}")
+    add(
+        "--workers",
+        type=count,
+        default=workers,
+        metavar="N",
+        help=f"agents that run at a time, on each machine; default {workers}",
+    )
     add("--verbose", action="store_true", help="show what agents print, and their tracebacks")
 
 
