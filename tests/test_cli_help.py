@@ -38,7 +38,7 @@ def refuse_odd(parser, parsed=()):
         if not action.option_strings or isinstance(action, argparse._HelpAction) or action.required:
             continue
         default = action.default
-        numeric = isinstance(default, NUMBERS) and not isinstance(default, bool) or action.type in NUMBERS
+        numeric = (isinstance(default, NUMBERS) and not isinstance(default, bool)) or action.type in NUMBERS
         if numeric and "default" not in told:
             yield f"{name} does not tell its default"
         if numeric and not action.metavar:
@@ -115,7 +115,7 @@ def examples_of(page):
 def test_commands_of_the_documentation_parse(page):
     for line in examples_of(page):
         words = shlex.split(re.split(r" [|>&] ?|;", line)[0])[1:]
-        if words and words[0].startswith("--") or any(word in ("...", "COMMAND", "STAGE") for word in words):
+        if (words and words[0].startswith("--")) or any(word in ("...", "COMMAND", "STAGE") for word in words):
             continue
         name, rest = named(words)
         assert name, line

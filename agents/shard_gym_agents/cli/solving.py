@@ -118,7 +118,7 @@ def add_solver(command: argparse.ArgumentParser) -> None:
     seconds = partial(commands.seconds, unit="s", least=0.0)
     told = "time that a search may take, such as 500ms, 10s or 2m; default: the agent's own"
     limit.add_argument("--budget", type=seconds, metavar="TIME", help=told)
-    told = "plans that a search may ask the planner about, so that any machine finds the same plan; default: as time allows"
+    told = "plans that a search may ask about: any machine then finds the same plan; default: as time allows"
     limit.add_argument("--calls", type=int, metavar="N", help=told)
     told = "show time and the best plan so far on stderr; default: on a terminal"
     group.add_argument("--progress", action=argparse.BooleanOptionalAction, help=told)
