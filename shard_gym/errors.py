@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 LONGEST = 100  # characters of a name that is compared with others
+LIKE = 0.7  # share of two names that is the same where one may stand for the other
 
 
 class ShardGymError(Exception):
@@ -97,5 +98,5 @@ def meant(name: object, valid: Iterable[object]) -> str:
     """The question whether the most similar of the valid names was meant, after a semicolon; "" where none is near."""
     from difflib import get_close_matches  # it takes milliseconds to import, and few need it
 
-    near = get_close_matches(str(name)[:LONGEST], list(map(str, valid)), n=1)
+    near = get_close_matches(str(name)[:LONGEST], list(map(str, valid)), n=1, cutoff=LIKE)
     return f"; did you mean {near[0]}?" if near else ""
