@@ -15,6 +15,8 @@ import numpy as np
 
 from shard_gym.errors import SimulatorError, UnknownName
 from shard_gym.measuring.measurements import KINDS, Measurements, pool_named
+from shard_gym.records.files import write_whole
+from shard_gym.records.guard import content_of
 from shard_gym.tables.pool import TablePool
 from shard_gym.tables.traces import run_lengths, scatter
 
@@ -30,6 +32,7 @@ MIN_POOLING = 30.0  # summed over a shard: 10 ms and more at batch 2,048 on one 
 TRIES = 1_000
 FEW = 50  # one lookup of so many is picked by itself, not from a permutation of all
 DRAWS = 4  # batches drawn of a table; runs take them in turn, each time with new ids
+LIST = "shards.npz"  # file of listed shards in the folder of a campaign
 Draw = tuple["torch.Tensor", "torch.Tensor"]  # ranks int32, offsets int64
 
 
@@ -66,6 +69,10 @@ class Source(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """Settings that two runs must share to be one campaign."""
+        ...
+
+    def leave_in(self, folder: Path) -> None:
+        """Have the folder hold whatever is needed beside `describe` to make the list again."""
         ...
 
 
@@ -109,6 +116,9 @@ class Drawn:
             "round": self.round,
             "dims": list(self.dims),
         }
+
+    def leave_in(self, folder: Path) -> None:
+        """Leave nothing: the settings are all."""
 
     def shard(self, index: int) -> Shard:
         """Redrawn until it has lookups enough to be timed well; single tables are taken as they come."""
@@ -160,6 +170,9 @@ class Mixed:
     def describe(self) -> dict[str, Any]:
         return {"parts": [part.describe() for part in self.parts]}
 
+    def leave_in(self, folder: Path) -> None:
+        """Leave nothing: the settings are all."""
+
     def shard(self, index: int) -> Shard:
         return self.parts[index % len(self.parts)].shard(index // len(self.parts))
 
@@ -188,6 +201,11 @@ class Listed:
 
     def describe(self) -> dict[str, Any]:
         return {"shard_file": self._list.content_hash, "repeats": self.repeats, "seed": self.seed}
+
+    def leave_in(self, folder: Path) -> None:
+        """Leave the file."""
+        if not (path := folder / LIST).exists():
+            write_whole(path, content_of(self.path))
 
     def shard(self, index: int) -> Shard:
         i = index % len(self._list)
