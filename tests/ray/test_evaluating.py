@@ -100,7 +100,9 @@ def nodes():
 
 
 def test_headroom_finds_the_same_on_nodes(two_nodes, tmp_path):
-    words = f"--suite {SUITE} --methods local-search --calls 30 --seeds 2 --tasks 3 --results {tmp_path}/results".split()
+    words = (
+        f"--suite {SUITE} --methods local-search --calls 30 --seeds 2 --tasks 3 --results {tmp_path}/results".split()
+    )
     here, there = tmp_path / "here", tmp_path / "there"
     assert headroom.main([*words, "--runs", str(here)]) == 0
     assert headroom.main([*words, "--runs", str(there), "--ray", two_nodes.address]) == 0
