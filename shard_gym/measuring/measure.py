@@ -77,8 +77,6 @@ def _refuse_odd(options: argparse.Namespace) -> None:
             raise SimulatorError(f"--{drawn[0].replace('_', '-')} is of shards that are drawn: not with --shard-file")
     elif options.repeats is not None:
         raise SimulatorError("--repeats needs --shard-file, whose shards are measured again")
-    if options.pack and (options.budget != math.inf or options.workers or options.ray is not None):
-        raise SimulatorError("--pack measures nothing: leave out --budget, --workers and --ray")
     if options.noise is not None and options.ray is None:
         raise SimulatorError("--noise is of nodes: not without --ray")
 

@@ -73,7 +73,7 @@ def completion(options: argparse.Namespace) -> None:
 
 
 def values(action: argparse.Action) -> list[str]:
-    """What an option or a word of a command line may be; nothing where it is a file, a number or any text."""
+    """Words that an option or a place in a command line may hold; none where that is a file, a number or any text."""
     if action.choices:
         return list(map(str, action.choices))
     of_users = action.metavar == "MODULE:CLASS"
