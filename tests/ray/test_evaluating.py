@@ -1,6 +1,7 @@
 """Agents on two Ray nodes: the rows of one machine, whoever dies; what a node lacks is told with its name."""
 
 import os
+import re
 import signal
 import threading
 import time
@@ -84,23 +85,13 @@ def test_an_agent_that_a_node_cannot_import_is_named_with_the_node(two_nodes, tm
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert lead(tmp_path / "out", "--ray", two_nodes.address, "--agent", "only_here:Mine") == 2
-    told = capsys.readouterr().err
-    assert "cannot import agent only_here:Mine: its module must be on the node's Python path" in told
-    assert any(f"node {node['NodeManagerHostname']}/{node['NodeID'][:6]}" in told for node in nodes())
-
-
-def nodes():
-    import ray
-
-    ray.init(address="auto", ignore_reinit_error=True, log_to_driver=False)
-    try:
-        return ray.nodes()
-    finally:
-        ray.shutdown()
+    told = r"node \S+/[0-9a-f]{6}: cannot import agent only_here:Mine: its module must be on the node's Python path"
+    assert re.search(told, capsys.readouterr().err)
 
 
 def test_headroom_finds_the_same_on_nodes(two_nodes, tmp_path):
-    words = f"--suite {SUITE} --methods local-search --calls 30 --seeds 2 --tasks 3 --results {tmp_path}/results".split()
+    words = f"--suite {SUITE} --methods local-search --calls 30 --seeds 2 --tasks 3 --results {tmp_path}/results"
+    words = words.split()
     here, there = tmp_path / "here", tmp_path / "there"
     assert headroom.main([*words, "--runs", str(here)]) == 0
     assert headroom.main([*words, "--runs", str(there), "--ray", two_nodes.address]) == 0

@@ -139,7 +139,7 @@ def words(cluster: Cluster) -> str:
 
 
 def _pieces(runs: Sequence[JobRuns], asked: dict[str, tuple[JobRuns, int]]) -> Iterator[Piece]:
-    """What is left of all runs, as long as their agents are not given up."""
+    """Questions that are left of all runs, as long as their agents are not given up."""
     for one in runs:
         key, job = job_key(one.job, one.told), anywhere(one.job)
         for index in one.left():
