@@ -117,7 +117,7 @@ def test_the_command_of_the_whole():
 
 
 def tried(path, parts=()):
-    """By task the runs, without their times."""
+    """The runs of each task, without their times."""
     found = {}
     for task, runs in Tries(path, parts).lines.items():
         lines = [{name: line[name] for name in line if name not in ("seconds", "cpu")} for line in runs.values()]

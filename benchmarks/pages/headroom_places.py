@@ -1,7 +1,8 @@
 """Places where headroom's searches run: processes of this machine, or the nodes of a Ray cluster.
 
 A walk is a task of a suite: its attempts are made one after another, as an earlier one may make a later one needless.
-On a cluster all walks take a step before any takes its next, so that the runs are the same for any number of nodes.
+On a cluster the next step of a walk is given out when the last one is back, so that the runs are the same for any
+number of nodes.
 """
 
 from __future__ import annotations
@@ -83,24 +84,32 @@ def _take(walk: Walk, call: Call) -> None:
 
 
 def on_nodes(walks: Sequence[Walk], workers: int, cluster: Cluster) -> None:
-    """A step of every walk at a time, on whatever node is free."""
-    going = {(search, index): search.steps(index) for search, index in walks}
+    """All walks at a time, a step of each, on whatever node is free."""
+    asked: dict[str, list[Walk]] = {}  # walks that wait for the line of an attempt
+
+    def keep(key: str, line: Line) -> None:
+        waiting = asked.pop(key)
+        waiting[0][0].add(line)
+
+    cluster.work_off(_pieces(walks, asked), Searcher, keep, Terms(workers=workers, lost=_lost))
+
+
+def _pieces(walks: Sequence[Walk], asked: dict[str, list[Walk]]) -> Iterator[Piece | None]:
+    """Steps of all walks; None while each of them waits for the line of an attempt."""
+    going = {walk: walk[0].steps(walk[1]) for walk in walks}
     while going:
-        asked: dict[str, tuple[Search, What]] = {}
-        for walk, steps in list(going.items()):
-            attempt = next(steps, None)
-            if attempt is None:
+        waiting = {walk for all_of_key in asked.values() for walk in all_of_key}
+        for walk in [walk for walk in going if walk not in waiting]:
+            if (attempt := next(going[walk], None)) is None:
                 del going[walk]
-            else:
-                search, index = walk
-                key = json_sha256([*search.key(index), asdict(attempt)])
-                asked[key] = search, (search.tasks[index], attempt, search.judge)
-        cluster.work_off(
-            [Piece(key, what) for key, (_, what) in asked.items()],
-            Searcher,
-            lambda key, line, asked=asked: asked[key][0].add(line),
-            Terms(workers=workers, lost=_lost),
-        )
+                continue
+            search, index = walk
+            key = json_sha256([*search.key(index), asdict(attempt)])
+            asked.setdefault(key, []).append(walk)
+            if asked[key] == [walk]:  # tasks that differ in name only are asked about once
+                yield Piece(key, (search.tasks[index], attempt, search.judge))
+        if len(waiting) == len(going):
+            yield None
 
 
 class Searcher:

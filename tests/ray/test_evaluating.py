@@ -5,7 +5,6 @@ import re
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -13,6 +12,7 @@ from benchmarks import headroom
 from shard_gym.results import read_results
 from shard_gym_agents.cli.main import main
 from shard_gym_agents.leaderboard.kept import kept_run
+from tests.ray.test_cluster import hands
 from tests.test_runs_in_parts import ranked, tried, without_times
 
 SUITE = "dlrm-10x2"
@@ -45,15 +45,6 @@ def test_a_part_runs_on_nodes_too(two_nodes, tmp_path):
     assert (tmp_path / "parts" / "1-of-2.jsonl").exists()
 
 
-def workers_of_ray():
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if b"ray::_Hand" in (folder / "cmdline").read_bytes():
-                yield int(folder.name)
-        except OSError:
-            continue
-
-
 def kept(out):
     return [kept_run(line) for path in out.glob("partial/*.jsonl") for line in path.read_bytes().splitlines()]
 
@@ -66,7 +57,7 @@ def test_a_killed_worker_costs_nothing(two_nodes, tmp_path):
         until = time.monotonic() + 60
         while not kept(tmp_path / "ray") and time.monotonic() < until:
             time.sleep(0.005)
-        for number in list(workers_of_ray())[:1]:
+        for number in hands()[:1]:
             os.kill(number, signal.SIGKILL)
             killed.append(number)
 

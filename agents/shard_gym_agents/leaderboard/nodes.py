@@ -133,7 +133,7 @@ def place_of(cluster: Cluster | None, arena: Arena, jobs: Sequence[Job], workers
 
 def words(cluster: Cluster) -> str:
     """The machines of a cluster: how many there are, and of how many cores."""
-    cores = Counter(int(node.resources.get("CPU", 0)) for node in cluster.nodes())
+    cores = Counter(int(node.resources["CPU"]) for node in cluster.nodes() if node.resources.get("CPU"))
     told = " and ".join(f"{count} of {of} cores" for of, count in sorted(cores.items()))
     return f"{cores.total()} nodes by Ray ({told})"
 
