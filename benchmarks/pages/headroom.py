@@ -313,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _alone(options: argparse.Namespace) -> int:
     options.home = home_of(options.runs, options.part)
-    with held(options.home), joined(options.ray) as cluster:
+    with held(options.home), joined(options.ray, modules=["benchmarks"]) as cluster:
         return _run(options, cluster)
 
 

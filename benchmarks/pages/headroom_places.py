@@ -108,7 +108,7 @@ def _pieces(walks: Sequence[Walk], asked: dict[str, list[Walk]]) -> Iterator[Pie
             asked.setdefault(key, []).append(walk)
             if asked[key] == [walk]:  # tasks that differ in name only are asked about once
                 yield Piece(key, (search.tasks[index], attempt, search.judge))
-        if len(waiting) == len(going):
+        if waiting and len(waiting) == len(going):
             yield None
 
 

@@ -109,17 +109,17 @@ class Nodes:
 
 
 @contextmanager
-def joined(address: str | None) -> Iterator[Cluster | None]:
-    """The cluster at an address; none where none is asked for."""
+def joined(address: str | None, modules: Sequence[str] = ()) -> Iterator[Cluster | None]:
+    """The cluster at an address, whose nodes have these modules; none where none is asked for."""
     if address is None:
         yield None
     else:
-        with Cluster.joined(address) as cluster:
+        with Cluster.joined(address, modules=modules) as cluster:
             yield cluster
 
 
-def place_of(cluster: Cluster | None, arena: Arena, jobs: Sequence[Job], workers: int, shared: bool) -> Place:
-    """The nodes of a cluster, or this machine; `shared` where agents divide the memory that a node has."""
+def place_of(cluster: Cluster | None, arena: Arena, jobs: Sequence[Job], workers: int) -> Place:
+    """The nodes of a cluster, or this machine."""
     if cluster is None:
         return Here(arena, workers)
     rules = arena.nursery.rules
@@ -127,6 +127,7 @@ def place_of(cluster: Cluster | None, arena: Arena, jobs: Sequence[Job], workers
     rules = replace(rules, readable=readable, secret=secret)
     jobs = tuple(map(anywhere, jobs))
     tasks = {path: text_of(path) for path in dict.fromkeys(job.tasks for job in jobs) if path}
+    shared = rules.memory == share_of_memory(workers)  # then that of each node is
     setting = Setting(rules, jobs, arena.agents, tasks, workers if shared else 0)
     return Nodes(cluster, setting, workers)
 
