@@ -169,8 +169,8 @@ def _apart(work: Callable[..., None], *given: Any) -> None:
 
 HEAD = """# Work on Ray
 
-`shard-gym measure`, `leaderboard` and `train` with `--ray`, on a cluster of two nodes on one host of two cores: `python
--m benchmarks.ray_page`. {machine}
+`shard-gym measure`, `leaderboard` and `train` with `--ray`, on a cluster of two nodes on one host of two cores, which
+had other work to do, too: `python -m benchmarks.ray_page`.
 
 ## Kills
 
@@ -193,7 +193,7 @@ answers: {rate:,.0f} rows a second, {cpu:.0f} µs of the driver's CPU each. Its 
 
 def page(parts: Sequence[Part]) -> str:
     """The page of all parts that are kept."""
-    lines = [HEAD.format(machine="", grace=kills.GRACE).replace("  \n", "\n")]
+    lines = [HEAD.format(grace=kills.GRACE)]
     of: dict[str, list[Part]] = {}
     for part in parts:
         of.setdefault(part["case"], []).append(part)
@@ -204,7 +204,8 @@ def page(parts: Sequence[Part]) -> str:
         lines += [COSTS.format(ms=1e3 * part["seconds"], shards=part["shards"], turns=len(part["rates"]["ray 1"]))]
         lines += [*table(["workers", "here", "on Ray", "Ray takes"], _rates(part["rates"])), "", _ratios(part["rates"])]
     for part in of.get("rows", []):
-        rate, cpu = part["rows"] / part["wall"][-1], (part["cpu"][-1] - part["cpu"][0]) / (part["rows"] - LOOK)
+        spent = {name: (part[name][-1] - part[name][0]) / (part["rows"] - part["done"][0]) for name in ("wall", "cpu")}
+        rate, cpu = 1 / spent["wall"], spent["cpu"]
         lines += ["", DRIVER.format(rows=part["rows"], rate=rate, cpu=1e6 * cpu, look=LOOK)]
         lines += [", ".join(f"{b / 1e6:.1f}" for b in part["bytes"]) + "."]
     return "\n".join(lines) + "\n"
