@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 BUILT := pyproject.toml constraints.txt setup.py shard_gym/core/core.c
 
-.PHONY: leaderboard entries test lint
+.PHONY: leaderboard entries test lint docs
 
 leaderboard: .venv/core.stamp
 	$(BIN)/python -m benchmarks.leaderboard --page $(ARGS)
@@ -19,6 +19,9 @@ lint: .venv/dev.stamp
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+docs: .venv-docs/stamp
+	.venv-docs/bin/python -m mkdocs build --strict $(ARGS)
 
 # The stamp is the last line of its recipe, so an install that broke off is done again.
 # Trained policies need torch. It comes before the rest, so that nothing else decides its version or build.
@@ -35,4 +38,10 @@ lint: .venv/dev.stamp
 	$(INSTALL) torch
 	$(INSTALL) -e ".[dev]"
 	$(INSTALL) --no-deps torchrec
+	touch $@
+
+# Docstrings are read, not imported, so the documentation needs none of the rest.
+.venv-docs/stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet -c constraints.txt -e ".[docs]"
 	touch $@

@@ -1,10 +1,12 @@
 """The Python of README and docs runs, page by page in the order of its blocks, with files that the text speaks of."""
 
+import importlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
@@ -13,18 +15,37 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r'^```(python|bash)(?: title="([^"]+)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
 TWO_PROCESSES = "torchrec.md"
+COMMANDS = {"start_engineer.md"}  # pages whose commands run too; those of others take minutes, or need hardware
+OURS = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "agents")])}
+SHARD_GYM = f'shard-gym() {{ "{sys.executable}" -m shard_gym_agents.cli.main "$@"; }}\n'
+
+
+def blocks(page: Path) -> Iterator[tuple[str, str, str]]:
+    """Language, file name and code of a page's blocks, each on the lines where the page has it."""
+    text = page.read_text(encoding="utf-8")
+    for found in FENCE.finditer(text):
+        yield found[1], found[2] or "", "\n" * text.count("\n", 0, found.start(3)) + found[3]
 
 
 def program(page: Path) -> str:
-    """A page's blocks as one program, each on the lines where the page has it."""
-    text, parts, written = page.read_text(encoding="utf-8"), [], 0
-    for found in FENCE.finditer(text):
-        first = text.count("\n", 0, found.start(1))
-        parts += ["\n" * (first - written), found[1]]
-        written = first + found[1].count("\n")
-    return "".join(parts)
+    """A page's Python as one program."""
+    return "".join(code for kind, file, code in blocks(page) if kind == "python" and not file)
+
+
+def run_page(page: Path, folder: Path, commands: bool) -> None:
+    """Run a page's blocks one after the other; those with a file name become that file."""
+    known = {"__name__": "__main__"}
+    for kind, file, code in blocks(page):
+        if file:
+            (folder / file).parent.mkdir(exist_ok=True)
+            (folder / file).write_text(code)
+            importlib.invalidate_caches()
+        elif kind == "python":
+            exec(compile(code, str(page), "exec"), known)
+        elif commands:
+            subprocess.run(["bash", "-euc", SHARD_GYM + code], cwd=folder, env=os.environ | OURS, check=True)
 
 
 def write_logs(folder: Path) -> None:
@@ -58,7 +79,17 @@ def readers_folder(tmp_path_factory):
 def test_a_page_runs(page, readers_folder, monkeypatch):
     monkeypatch.chdir(readers_folder)
     monkeypatch.syspath_prepend(readers_folder)
-    exec(compile(program(page), str(page), "exec"), {"__name__": "__main__"})
+    if re.search("^(from|import) torchrec", program(page), re.MULTILINE):
+        pytest.importorskip("torchrec")
+    run_page(page, readers_folder, page.name in COMMANDS)
+
+
+@pytest.mark.slow
+def test_a_policy_is_ranked(readers_folder, monkeypatch):
+    monkeypatch.chdir(readers_folder)
+    monkeypatch.syspath_prepend(readers_folder)
+    run_page(ROOT / "docs" / "start_researcher.md", readers_folder, True)
+    assert "my_policy:Policy" in (readers_folder / "run" / "leaderboard.html").read_text()
 
 
 @pytest.mark.slow
@@ -66,7 +97,6 @@ def test_a_page_runs_in_two_processes(readers_folder):
     pytest.importorskip("torchrec")
     (readers_folder / "program.py").write_text(program(ROOT / "docs" / TWO_PROCESSES))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "program.py"]
-    packages = os.pathsep.join([str(ROOT), str(ROOT / "agents")])
-    told = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": packages}
+    told = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", **OURS}
     done = subprocess.run(command, cwd=readers_folder, env=os.environ | told, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -223,9 +223,11 @@ class Episodes:
     alive: Tensor  # (T, B)
 
     def some(self, picked: Tensor) -> Episodes:
+        """Those of the episodes that are picked."""
         return Episodes(*(getattr(self, f.name)[:, picked] for f in fields(self)))
 
     def to(self, device: str) -> Episodes:
+        """The same on another device."""
         return Episodes(*(getattr(self, f.name).to(device) for f in fields(self)))
 
     @classmethod
@@ -261,6 +263,7 @@ class Stage:
         return beyond_columns(self.tasks[0])
 
     def env(self, simulator: Any) -> ShardingEnv:
+        """The environment that actors play."""
         bank = Bank(self.tasks, (self.scaling[0], self.scaling[1]), self.suite)
         shows = ("ahead" if self.kinds else "full") if self.shows_costs else "table"
         told = {"reward": self.reward, "order": self.order, "simulator": simulator, "info": "full"}
@@ -366,9 +369,11 @@ class Here:
         self.request: Request | None = None
 
     def send(self, request: Request) -> None:
+        """Keep a request; it is played when its answer is asked for."""
         self.request = request
 
     def receive(self) -> Answer:
+        """Play the request; the answer."""
         assert self.request is not None
         return self.actor.play(_for_actor(self.request, 0))
 
