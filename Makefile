@@ -21,7 +21,7 @@ lint: .venv/dev.stamp
 	$(BIN)/mypy
 
 docs: .venv-docs/stamp
-	.venv-docs/bin/python -m mkdocs build --strict $(ARGS)
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict $(ARGS)
 
 # The stamp is the last line of its recipe, so an install that broke off is done again.
 # Trained policies need torch. It comes before the rest, so that nothing else decides its version or build.

@@ -19,6 +19,7 @@ ALWAYS = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "benchmarks/results/
 SOURCES = {".py": "python", ".toml": "toml", ".csv": "text", ".cff": "yaml"}  # shown as pages of code
 CODE = r"^ *```.*?^ *```$|`[^`\n]+`"
 LINK = re.compile(rf"(?P<code>{CODE})|\]\((?P<target>[^)\s]+)\)", re.MULTILINE | re.DOTALL)
+HEADLESS = "\n    options:\n      show_root_heading: false"  # the page's own heading says it
 FETCHED = re.compile(
     r"<(?:script|img|iframe|source|video|audio|link|object|embed)\b[^>]*?\b(?:src|srcset|href|data)\s*=\s*[\"']?(?:https?:)?//[^\s\"'>]+"
     r"|url\(\s*[\"']?(?:https?:)?//[^)]+|@import\s+[\"'](?:https?:)?//[^\"']+"
@@ -113,10 +114,11 @@ def modules() -> Iterator[tuple[str, str, Path]]:
 
 
 def reference() -> dict[str, str]:
-    """Pages of the reference: an overview, and all public names of a room."""
+    """Pages of the reference: an overview, and all public names of a room. Searches show guides before them."""
     pages: dict[str, list[str]] = {}
     for page, module, _ in modules():
-        pages.setdefault(page, [f"# {page}"]).append(f"::: {module}")
+        parts = pages.setdefault(page, [f"---\nsearch:\n  boost: 0.3\n---\n\n# {page}"])
+        parts.append(f"::: {module}" + HEADLESS * (module == page))
     found = {f"reference/{page}.md": "\n\n".join(parts) + "\n" for page, parts in pages.items()}
     return {"reference/index.md": overview(list(pages)), **found}
 
@@ -195,7 +197,8 @@ def menu(entries: list[Any], known: set[str]) -> list[Any]:
         if isinstance(inside, list):
             kept.append({title: menu(inside, known)})
         elif inside.endswith("/"):
-            kept += sorted(page for page in known if re.fullmatch(rf"{inside}[^/]*\.md", page))
+            inner = [page for page in known if re.fullmatch(rf"{inside}[^/]*\.md", page)]
+            kept += sorted(inner, key=lambda page: page.removesuffix(".md"))
         elif inside in known:
             kept.append(entry)
     return kept
