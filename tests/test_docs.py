@@ -19,7 +19,8 @@ FENCE = re.compile(r'^```(python|bash)(?: title="([^"]+)")?\n(.*?)^```', re.MULT
 TWO_PROCESSES = "torchrec.md"
 COMMANDS = {"start_engineer.md"}  # pages whose commands run too; those of others take minutes, or need hardware
 OURS = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "agents")])}
-SHARD_GYM = f'shard-gym() {{ "{sys.executable}" -m shard_gym_agents.cli.main "$@"; }}\n'
+RUN = "import sys; from shard_gym_agents.cli.main import main; sys.exit(main())"
+SHARD_GYM = f"shard-gym() {{ '{sys.executable}' -c '{RUN}' \"$@\"; }}\n"
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str, str]]:

@@ -10,6 +10,7 @@ import ast
 import os
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def reference() -> dict[str, str]:
     """Pages of the reference: an overview, and all public names of a room. Searches show guides before them."""
     pages: dict[str, list[str]] = {}
     for page, module, _ in modules():
-        parts = pages.setdefault(page, [f"---\nsearch:\n  boost: 0.3\n---\n\n# {page}"])
+        parts = pages.setdefault(page, [f"---\nsearch:\n  boost: 0.01\n---\n\n# {page}"])
         parts.append(f"::: {module}" + HEADLESS * (module == page))
     found = {f"reference/{page}.md": "\n\n".join(parts) + "\n" for page, parts in pages.items()}
     return {"reference/index.md": overview(list(pages)), **found}
@@ -167,6 +168,7 @@ def summary(node: ast.AST) -> str:
     return " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split()).replace("|", "\\|")
 
 
+@cache
 def parsed(file: Path) -> ast.Module:
     """Source of a module."""
     return ast.parse(file.read_text(encoding="utf-8"))
