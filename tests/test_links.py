@@ -5,7 +5,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from benchmarks.documentation import ROOT, address, gathered, is_local, links, turned
+from benchmarks.documentation import FETCHED, ROOT, address, gathered, is_local, links, menu, turned
 
 PAGES = [
     *sorted(ROOT.glob("*.md")),
@@ -77,3 +77,24 @@ def test_all_that_is_linked_to_is_in_the_site():
 def test_the_menu_names_every_guide():
     menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert [page.name for page in (ROOT / "docs").glob("*.md") if f" {page.name}" not in menu] == []
+
+
+def test_the_menu_leaves_out_what_is_not_there():
+    told = [{"Home": "index.md"}, {"More": ["gone.md", {"There": "kinds.md"}, "results/"]}]
+    known = {"index.md", "kinds.md", "results/b.md", "results/a.md", "results/deep/c.md"}
+    assert menu(told, known) == [
+        {"Home": "index.md"},
+        {"More": [{"There": "kinds.md"}, "results/a.md", "results/b.md"]},
+    ]
+
+
+def test_what_a_page_fetches_from_elsewhere_is_found():
+    for text in (
+        '<script src="https://cdn.x/y.js">',
+        "<link rel=stylesheet href=//fonts.x/css>",
+        '<img alt="a" src="http://x/y.png">',
+        "body { background: url(https://x/y.png) }",
+        "@import 'https://x/y.css'",
+    ):
+        assert FETCHED.search(text)
+    assert not FETCHED.search('<a href="https://x">x</a> <img src="plans.svg"> <link href="assets/a.css"> url(a.png)')
