@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 BUILT := pyproject.toml constraints.txt setup.py shard_gym/core/core.c
 
-.PHONY: leaderboard entries test lint docs
+.PHONY: leaderboard entries test lint docs release
 
 leaderboard: .venv/core.stamp
 	$(BIN)/python -m benchmarks.leaderboard --page $(ARGS)
@@ -22,6 +22,9 @@ lint: .venv/dev.stamp
 
 docs: .venv-docs/stamp
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict $(ARGS)
+
+release: .venv/dev.stamp
+	$(BIN)/python -m benchmarks.release $(ARGS)
 
 # The stamp is the last line of its recipe, so an install that broke off is done again.
 # Trained policies need torch. It comes before the rest, so that nothing else decides its version or build.

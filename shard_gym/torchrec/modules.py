@@ -204,7 +204,9 @@ def _check_other(path: str, part: Any) -> None:
         raise InvalidPool(f"{what} {type(part).__name__}: plans are made for a model before it is sharded")
     holds_tables = hasattr(part, "embedding_bag_configs") or hasattr(part, "embedding_configs")
     if holds_tables or type(part) in get_module_to_default_sharders():
+        module = type(part).__module__
+        why = ", quantised for inference" if module.startswith("torchrec.quant") else ""
         raise InvalidPool(
-            f"{what} {type(part).__module__}.{type(part).__name__}: tables of EmbeddingBagCollection, "  # or a namesake
+            f"{what} {module}.{type(part).__name__}{why}: tables of EmbeddingBagCollection, "  # or a namesake
             "FeatureProcessedEmbeddingBagCollection and EmbeddingCollection are modelled, no others"
         )

@@ -52,6 +52,7 @@ OTHERS = {
     "profile": ("shard_gym_agents.cli.logs:profile", "tables from a log: CSV or Parquet (needs pyarrow)"),
     "flex": ("shard_gym_agents.cli.flex:main", "rows of sequence tables in tiers, by FlexShard"),
     "sweep": ("shard_gym_agents.cli.sweep:main", "plan the same tables on several machines, and compare"),
+    "export": ("shard_gym_agents.cli.export:main", "write a plan as TorchRec's sharding plan, a JSON file"),
     "stats": ("shard_gym_agents.cli.stats:main", "what a plan does on each rank and why, as TorchRec reports it"),
 }
 
