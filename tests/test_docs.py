@@ -80,7 +80,7 @@ def readers_folder(tmp_path_factory):
 def test_a_page_runs(page, readers_folder, monkeypatch):
     monkeypatch.chdir(readers_folder)
     monkeypatch.syspath_prepend(readers_folder)
-    if re.search("^(from|import) torchrec", program(page), re.MULTILINE):
+    if "from_named_json" in program(page):
         pytest.importorskip("torchrec")
     run_page(page, readers_folder, page.name in COMMANDS)
 
