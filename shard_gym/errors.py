@@ -49,6 +49,14 @@ class MissingDependency(ShardGymError, ImportError):
     """An optional package is absent; the message is the command that installs it."""
 
 
+class ClusterError(ShardGymError, RuntimeError):
+    """A Ray cluster, or a node of it, cannot do the work; the message names the node."""
+
+
+class NodeRefused(ClusterError):
+    """A node may not take part in the work, which goes on without it; the message says why."""
+
+
 class SimulatorError(ShardGymError):
     """A simulator cannot answer what it was asked."""
 
@@ -77,12 +85,17 @@ class UnknownName(ShardGymError, KeyError):
     """A name that is in no registry; the message lists the valid ones, and may say what helps or was meant."""
 
     def __init__(self, kind: str, name: object, valid: Iterable[object], how: str = "") -> None:
-        from difflib import get_close_matches  # it takes milliseconds to import, and few need it
-
         known = sorted(map(str, valid))
-        near = get_close_matches(str(name)[:LONGEST], known, n=1)
         told = f"unknown {kind} {name!r}; choose one of: {', '.join(known)}"
-        super().__init__("; ".join([told, *filter(None, [how]), *(f"did you mean {one}?" for one in near)]))
+        super().__init__("; ".join([told, *filter(None, [how])]) + meant(name, known))
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+def meant(name: object, valid: Iterable[object]) -> str:
+    """The question whether the most similar of the valid names was meant, after a semicolon; "" where none is near."""
+    from difflib import get_close_matches  # it takes milliseconds to import, and few need it
+
+    near = get_close_matches(str(name)[:LONGEST], list(map(str, valid)), n=1)
+    return f"; did you mean {near[0]}?" if near else ""

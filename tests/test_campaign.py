@@ -19,8 +19,9 @@ import pytest
 
 from shard_gym.errors import CorruptFile, InUse, SimulatorError, UnknownName
 from shard_gym.measuring import measure
-from shard_gym.measuring.campaign import Campaign, places
+from shard_gym.measuring.campaign import Campaign
 from shard_gym.measuring.fbgemm import Settings
+from shard_gym.measuring.host import places
 from shard_gym.measuring.measurements import Measurements
 from shard_gym.measuring.shards import ALL_DIMS, MAX_TABLES, MIN_POOLING, SHARES, SUITE_DIMS, Drawn, Listed, Mixed
 from shard_gym.records.commands import seconds

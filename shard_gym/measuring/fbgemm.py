@@ -20,6 +20,7 @@ from shard_gym.measuring.host import (
     default_arena_gb,
     elapsed_ms,
     free_bytes,
+    machine,
     mark,
     pinned,
 )
@@ -113,6 +114,10 @@ class Bench:
         self._dirt = torch.zeros(caches(s.device)["l3_bytes"] * CLEAR_FACTOR // 4, device=self.device)
         free = max(free_bytes(s.device) - arena, 0)
         self.ids = Ids(self.device, s.batch, s.cold, int(s.cache_gb * GB or free * CACHE_SHARE))
+
+    def machine(self) -> dict[str, Any]:
+        """What this bench stands on: hardware and versions."""
+        return machine(self.settings.device)
 
     def take_memory(self) -> None:
         """Take the arenas now, so that a device too small for them is told before anything is measured."""
