@@ -23,7 +23,7 @@ from shard_gym_agents.solvers.solver import of_columns, others_named, require_fa
 class Ladder:
     """Cost-greedy after 0, 1, ... `rungs` halvings of the costliest piece; the plan that is predicted to be fastest.
 
-    Of equals that with fewer pieces. Where nothing may be split it is cost-greedy.
+    Of equal plans it returns the one with fewer pieces. Where nothing may be split it is cost-greedy.
     """
 
     track: ClassVar[str] = "search"
@@ -55,7 +55,7 @@ class Ladder:
 class HalveThenGreedy:
     """Cost-greedy after the costliest piece was halved until none costs more alone than an even share of all.
 
-    So many halvings follow from the task, and greedy runs once.
+    The task decides the number of halvings, and greedy runs once.
     """
 
     track: ClassVar[str] = "search"
