@@ -222,7 +222,7 @@ class Episodes:
         return _episodes, tuple(getattr(self, f.name).cpu().numpy() for f in fields(self))
 
     def some(self, picked: Tensor) -> Episodes:
-        """Those of the episodes that are picked."""
+        """Episodes that are picked."""
         return Episodes(*(getattr(self, f.name)[:, picked] for f in fields(self)))
 
     def to(self, device: str) -> Episodes:
