@@ -130,9 +130,10 @@ def _fish() -> Iterator[str]:
     for first in _first():
         yield f"complete -c shard-gym -f -n __fish_use_subcommand -a {first} -d '{_quoted(about[first])}'"
     for first, seconds in _words().items():
-        yield f"complete -c shard-gym -n '__fish_seen_subcommand_from {first}' -a '{seconds}'"
+        yield f"complete -c shard-gym -f -n '__fish_seen_subcommand_from {first}' -a '{seconds}'"
     for name, command in COMMANDS.items():
         when = "; and ".join(f"__fish_seen_subcommand_from {word}" for word in name.split())
+        when += f"; and not __fish_seen_subcommand_from {_words()[name]}" if name in _words() else ""
         for action in command.parser()._actions:
             found, takes = " ".join(values(action)), action.nargs != 0
             given = f"-x -a '{found}'" if found else "-r -F" if takes else ""
