@@ -1,4 +1,4 @@
-"""What a release must be: one version everywhere, files that hold what they should, Pythons that are found or named."""
+"""A release: one version everywhere, files that hold what they should, Pythons that are found or named."""
 
 import re
 import subprocess

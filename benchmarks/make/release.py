@@ -166,7 +166,7 @@ def copied(folder: Path) -> Path:
 
 def build(what: str, source: Path, out: Path, more: Mapping[str, str] | None = None) -> None:
     """Build a distribution of the source by this Python's setuptools."""
-    command = [sys.executable, "-m", "build", "--no-isolation", what, "--outdir", out, source]
+    command = [sys.executable, "-m", "build", "--no-isolation", what, "--outdir", str(out), str(source)]
     time_of_commit = said(["git", "log", "-1", "--format=%ct"], cwd=ROOT).strip()
     said(command, env={**os.environ, "SOURCE_DATE_EPOCH": time_of_commit, **(more or {})})
 
@@ -176,9 +176,10 @@ def tried(built: Built, python: Path, version: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         bin_folder = environment(python, Path(folder) / "env", built.path)
         prefix = str(Path(folder).resolve())
-        said([bin_folder / "python", "-c", USE, prefix, version, built.core], cwd=folder, env=clean())
+        said([str(bin_folder / "python"), "-c", USE, prefix, version, built.core], cwd=folder, env=clean())
         path = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
-        journey = ["bash", ROOT / "examples" / "journeys" / "engineer.sh", ROOT / "examples" / "tables.csv"]
+        examples = ROOT / "examples"
+        journey = ["bash", str(examples / "journeys" / "engineer.sh"), str(examples / "tables.csv")]
         said(journey, cwd=folder, env={**clean(), "PATH": path})
 
 
@@ -188,7 +189,7 @@ def tested(source: Path, python: Path) -> None:
         shutil.copytree(source, Path(folder) / "source")
         bin_folder = environment(python, Path(folder) / "env", *TESTS, "-e", Path(folder) / "source")
         words = ["-q", "-n", "2", "-m", "not slow and not cuda", "-p", "no:cacheprovider"]
-        said([bin_folder / "python", "-m", "pytest", *words], cwd=Path(folder) / "source", env=clean())
+        said([str(bin_folder / "python"), "-m", "pytest", *words], cwd=Path(folder) / "source", env=clean())
 
 
 def environment(python: Path, folder: Path, *needs: str | Path) -> Path:
