@@ -13,14 +13,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shard_gym.task.machines import read_machine
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r'^```(python|bash)(?: title="([^"]+)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
 TWO_PROCESSES = "torchrec.md"
-COMMANDS = {"start_engineer.md"}  # pages whose commands run too; those of others take minutes, or need hardware
+COMMANDS = {
+    "flexshard.md",
+    "start_engineer.md",
+}  # pages whose commands run too; those of others take minutes, or need hardware
 OURS = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "agents")])}
 RUN = "import sys; from shard_gym_agents.cli.main import main; sys.exit(main())"
-SHARD_GYM = f"shard-gym() {{ '{sys.executable}' -c '{RUN}' \"$@\"; }}\n"
+SHELL = f"python() {{ '{sys.executable}' \"$@\"; }}; shard-gym() {{ python -c '{RUN}' \"$@\"; }}\n"
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str, str]]:
@@ -46,7 +51,7 @@ def run_page(page: Path, folder: Path, commands: bool) -> None:
         elif kind == "python":
             exec(compile(code, str(page), "exec"), known)
         elif commands:
-            subprocess.run(["bash", "-euc", SHARD_GYM + code], cwd=folder, env=os.environ | OURS, check=True)
+            subprocess.run(["bash", "-euc", SHELL + code], cwd=folder, env=os.environ | OURS, check=True)
 
 
 def write_logs(folder: Path) -> None:
@@ -56,7 +61,7 @@ def write_logs(folder: Path) -> None:
 
     rng = np.random.default_rng(0)
     for day in range(2):
-        columns = {name: rng.integers(0, 500, 5_000) for name in ("C1", "C2")}
+        columns = {name: rng.integers(0, 500, 5_000) for name in ("C1", "C2", "clicks")}
         columns["history"] = [row.tolist() for row in rng.zipf(1.5, (5_000, 4)).clip(max=999)]
         parquet.write_table(pyarrow.table(columns), folder / f"day_{day}.parquet")
 
@@ -85,12 +90,29 @@ def test_a_page_runs(page, readers_folder, monkeypatch):
     run_page(page, readers_folder, page.name in COMMANDS)
 
 
+def test_fragments_of_python_are_python():
+    for page in PAGES:
+        for fragment in re.findall("^```py\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+            compile(fragment, str(page), "exec")
+
+
+def test_the_machine_of_the_planning_page_can_be_read(tmp_path):
+    (told,) = re.findall("^```toml\n(.*?)^```", (ROOT / "docs/planning.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "mine.toml").write_text(told)
+    machine = read_machine(tmp_path / "mine.toml")
+    assert machine.devices == 16 and machine.hosts == 2
+
+
 @pytest.mark.slow
-def test_a_policy_is_ranked(readers_folder, monkeypatch):
-    monkeypatch.chdir(readers_folder)
-    monkeypatch.syspath_prepend(readers_folder)
-    run_page(ROOT / "docs" / "start_researcher.md", readers_folder, True)
-    assert "my_policy:Policy" in (readers_folder / "run" / "leaderboard.html").read_text()
+@pytest.mark.parametrize(
+    ("page", "makes"),
+    [("start_researcher.md", "run/leaderboard.html"), ("own_gpu.md", "survey/my-gpu-fidelity.md")],
+)
+def test_a_page_runs_with_its_long_commands(page, makes, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    run_page(ROOT / "docs" / page, tmp_path, True)
+    assert (tmp_path / makes).exists()
 
 
 @pytest.mark.slow
