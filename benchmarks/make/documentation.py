@@ -127,6 +127,7 @@ def reference() -> dict[str, str]:
 def overview(pages: list[str]) -> str:
     """First page of the reference: the names that a package exports, and its rooms."""
     lines = ["# Reference", "", "Every public name, from its docstring. Most programs need those of this page only."]
+    lines += ["[Stability](../stability.md) says which names stay."]
     for package, folder in PACKAGES.items():
         lines += ["", f"## {package}", "", "| name | what it is |", "|---|---|"]
         for name, whole, first in exports(package):
