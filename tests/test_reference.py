@@ -1,6 +1,7 @@
 """Every public name has a docstring, and stands in the reference."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -62,6 +63,14 @@ def test_undocumented_names_are_found():
 def test_public_names_have_docstrings():
     assert not [module for module, tree in MODULES.items() if not ast.get_docstring(tree)]
     assert {module: names for module, tree in MODULES.items() if (names := undocumented(tree))} == {}
+
+
+def test_docstrings_hold_no_tags_but_as_code():
+    for module, tree in MODULES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                text = re.sub(r"`[^`]*`|^    .*$", "", ast.get_docstring(node) or "", flags=re.MULTILINE)
+                assert not re.search(r"<[a-zA-Z/!][^>\n]*>", text), (module, getattr(node, "name", ""))
 
 
 @pytest.mark.parametrize("package", PACKAGES)
