@@ -34,22 +34,28 @@ def undisturbed(config=SMALL, iterations=ITERATIONS):
     return learner.state()
 
 
-def test_actors_and_nodes_die_and_come_and_the_weights_are_those_of_one_process(own_nodes):
-    """An actor is killed, its node goes, and another node joins."""
-    with Cluster.joined(own_nodes.address) as cluster:
+def nodes_of(learner):
+    return {seat.node.id for seat in learner.crew.place.seats.values()}
+
+
+def test_actors_and_nodes_die_and_come_and_the_weights_are_those_of_one_process(two_nodes, more_nodes):
+    """Three nodes: an actor is killed, then one node goes, then another joins."""
+    third = more_nodes()
+    with Cluster.joined(two_nodes.address) as cluster:
         learner = Learner(suites.get("dlrm-10x2"), SMALL, seed=0, cluster=cluster)
         learner.iterate()
         cluster.fire(next(iter(learner.crew.place.seats.values())).worker)
         learner.iterate()
-        own_nodes.remove_node(sorted(own_nodes.worker_nodes, key=str)[0], allow_graceful=False)
+        two_nodes.remove_node(third, allow_graceful=False)
         learner.iterate()
-        own_nodes.add_node(num_cpus=1)
+        fourth = more_nodes()
         for _ in range(ITERATIONS - 3):
             learner.iterate()
         until = time.monotonic() + 60
-        while len({seat.node.id for seat in learner.crew.place.seats.values()}) < 2 and time.monotonic() < until:
+        wanted = {fourth.node_id}
+        while nodes_of(learner) & {third.node_id, fourth.node_id} != wanted and time.monotonic() < until:
             learner.crew.tend()
-        assert len({seat.node.id for seat in learner.crew.place.seats.values()}) == 2
+        assert nodes_of(learner) & {third.node_id, fourth.node_id} == wanted
         assert same(learner.state(), undisturbed())
         learner.end()
 
