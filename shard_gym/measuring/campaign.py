@@ -149,7 +149,7 @@ class Campaign:
 
     @property
     def described(self) -> dict[str, Any]:
-        """What makes two campaigns the same, wherever they are measured."""
+        """Everything that makes two campaigns the same, wherever they are measured."""
         return {
             "schema": SCHEMA,
             "simulator": simulator_id(self.settings),
@@ -242,7 +242,7 @@ class Campaign:
 
 
 def head_of(folder: Path) -> dict[str, Any]:
-    """What a campaign's folder says of it."""
+    """Head of the campaign in a folder."""
     found = read_json(folder / HEAD)
     if not isinstance(found, dict):
         raise CorruptFile(f"{folder / HEAD} is no object")
@@ -250,7 +250,7 @@ def head_of(folder: Path) -> dict[str, Any]:
 
 
 def compared(key: str, value: Any) -> Any:
-    """What of an entry must be the same in the heads of one campaign."""
+    """The part of an entry that must be the same in the heads of one campaign."""
     told = json.loads(json.dumps(value))
     return kind_of(told) if key == "hardware" and isinstance(told, dict) else told
 

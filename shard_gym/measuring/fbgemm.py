@@ -116,7 +116,7 @@ class Bench:
         self.ids = Ids(self.device, s.batch, s.cold, int(s.cache_gb * GB or free * CACHE_SHARE))
 
     def machine(self) -> dict[str, Any]:
-        """What this bench stands on: hardware and versions."""
+        """Hardware and versions that this bench stands on."""
         return machine(self.settings.device)
 
     def take_memory(self) -> None:

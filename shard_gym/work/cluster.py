@@ -25,6 +25,8 @@ __all__ = ["Cluster", "Lane", "Node", "Piece", "Slot", "Terms"]
 PACKAGES = ("shard_gym", "shard_gym_agents")  # of ours, whose files must be the same on all nodes
 SECONDS = 30.0  # that an address has to answer
 ANSWER_SECONDS = 10.0  # for what was told to be ready
+SETTINGS = b"\x04"  # the type of HTTP/2's first frame
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + SETTINGS + b"\0" * 5
 RAY = "pip install 'ray>=2.60,<3'"
 
 
@@ -73,7 +75,7 @@ class Cluster:
 
     def work_off(
         self,
-        pieces: Iterable[Piece],
+        pieces: Iterable[Piece | None],
         make_worker: Callable[[Slot], Worker],
         keep: Callable[[str, Row], None],
         terms: Terms | None = None,
@@ -119,7 +121,7 @@ class Cluster:
         return self.ray.wait(list(tickets), num_returns=len(tickets), timeout=0)[0] if found else []
 
     def answer(self, ticket: Any) -> Any:
-        """What was answered, or Lost, or the words of what failed."""
+        """The answer, or Lost, or the words of what failed."""
         errors = self.ray.exceptions
         full = (errors.ObjectStoreFullError, errors.OutOfDiskError)
         try:
@@ -219,17 +221,27 @@ def _join(ray: Any, address: str | None, seconds: float) -> None:
 
 
 def _wait_for(address: str, seconds: float) -> None:
-    """Wait until somebody listens at the address."""
+    """Wait until Ray's server, or at least one that speaks as it does, answers at the address."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ClusterError(f"{address} is no address of a Ray cluster; give HOST:6379, or auto on one of its nodes")
     until = time.monotonic() + seconds
     while True:
         try:
-            socket.create_connection((host, int(port)), timeout=max(until - time.monotonic(), 0.1)).close()
-            return
-        except OSError as error:
+            return _greet((host, int(port)), max(until - time.monotonic(), 0.1))
+        except (OSError, OverflowError) as error:
             if time.monotonic() + 1 > until:
-                told = f"nothing answers at {address} within {seconds:.0f} s ({reason(error)})"
-                raise ClusterError(f"{told}: start Ray there with `ray start --head`, or give another --ray") from error
+                told = f"nothing that is Ray answers at {address} within {seconds:.0f} s ({reason(error)})"
+                raise ClusterError(f"{told}: start it there with `ray start --head`, or give another --ray") from error
         time.sleep(1)
+
+
+def _greet(address: tuple[str, int], seconds: float) -> None:
+    """Begin to speak HTTP/2, as gRPC does; Ray itself would try a server that says nothing for minutes."""
+    with socket.create_connection(address, timeout=seconds) as server:
+        if os.environ.get("RAY_USE_TLS", "0") == "1":
+            return
+        server.settimeout(seconds)
+        server.sendall(GREETING)
+        if server.recv(9, socket.MSG_WAITALL)[3:4] != SETTINGS:
+            raise OSError("a server that is not Ray answers")

@@ -62,7 +62,7 @@ class Lane:
     settle: Callable[[], None] = lambda: None  # brings to disk what was kept
 
     @classmethod
-    def of(cls, pieces: Iterable[Piece], keep: Callable[[str, Row], None], settle: Callable[[], None]) -> Lane:
+    def of(cls, pieces: Iterable[Piece | None], keep: Callable[[str, Row], None], settle: Callable[[], None]) -> Lane:
         """The lane of pieces that are not done."""
         return cls(Roll(pieces), keep, settle)
 
@@ -96,7 +96,7 @@ class Hands(Protocol):
         ...
 
     def checking(self, node: Node) -> Any:
-        """A ticket whose answer is what is wrong with the node, in words, or nothing."""
+        """A ticket; the answer is words on what is wrong with the node, or none."""
         ...
 
     def hired(self, node: Node, terms: Terms) -> Any:
@@ -116,5 +116,5 @@ class Hands(Protocol):
         ...
 
     def answer(self, ticket: Any) -> Any:
-        """What was answered, or Lost."""
+        """The answer, or Lost."""
         ...

@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PATHS = os.pathsep.join(map(str, (ROOT, ROOT / "agents")))  # for processes on nodes
+MARK = "SHARD_GYM_TESTS"  # in the environment of our processes
 STORE = 100 * 2**20  # bytes of a node's object store
 
 if not find_spec("ray"):
@@ -19,6 +20,7 @@ def two_nodes():
     """A cluster of two nodes with one CPU each; `address` is what a command is given."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", PATHS)
+        patch.setenv(MARK, str(os.getpid()))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         from ray.cluster_utils import Cluster
 

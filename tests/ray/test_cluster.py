@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from shard_gym.errors import ClusterError
 from shard_gym.records import ledger
 from shard_gym.work.cluster import Cluster, Terms
 from shard_gym.work.pieces import Piece, left
-from tests.ray.conftest import PATHS, ROOT
+from tests.ray.conftest import MARK, PATHS, ROOT
 from tests.ray.workers import Told
 
 DRIVER = """
@@ -68,14 +69,13 @@ def until(true, seconds=60.0):
 
 
 def hands():
-    """Processes of workers of this host's Ray."""
+    """Processes of workers of the tests' cluster."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if path.read_bytes().startswith(b"ray::_Hand"):
-                found.append(int(path.parent.name))
-        except OSError:
-            pass
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            ours = f"{MARK}={os.environ[MARK]}".encode() in (path / "environ").read_bytes()
+            if ours and (path / "cmdline").read_bytes().startswith(b"ray::_Hand"):
+                found.append(int(path.name))
     return found
 
 
@@ -124,8 +124,14 @@ def test_a_node_that_comes_later_takes_part(two_nodes, more_nodes):
         if int(key) == 10:
             more_nodes()
 
+    def until_it_works():
+        for piece in squares(100_000, 0.01):
+            if len(nodes) == 3:
+                return
+            yield piece
+
     with Cluster.joined(two_nodes.address) as cluster:
-        cluster.work_off(squares(1_500, 0.01), Told, keep, Terms(batch_seconds=0.05))
+        cluster.work_off(until_it_works(), Told, keep, Terms(batch_seconds=0.05))
     assert len(nodes) == 3
 
 
@@ -168,11 +174,12 @@ def test_a_node_without_a_module_is_told(two_nodes):
             pass
 
 
-def test_a_node_with_other_files_is_told(two_nodes, more_nodes, tmp_path):
-    package = tmp_path / "shard_gym"
-    package.mkdir()
+def test_a_node_with_other_files_is_told(two_nodes, more_nodes, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # Ray has nodes import from the driver's folder first
+    package = tmp_path / "other" / "shard_gym"
+    package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    more_nodes(env_vars={"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "agents")])})
+    more_nodes(env_vars={"PYTHONPATH": os.pathsep.join([str(package.parent), str(ROOT / "agents")])})
     with pytest.raises(ClusterError, match=r"node .+/\w{6} has shard_gym \w{12} \(here \w{12}\): install the same"):  # noqa: SIM117
         with Cluster.joined(two_nodes.address):
             pass
