@@ -25,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 ROOT = Path(__file__).parents[2]
 SMALL = Config(num_envs=8, batch=4, portion=2)
 ITERATIONS = 6
+MAIN = "import sys; from shard_gym_agents.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 
 def undisturbed(config=SMALL, iterations=ITERATIONS):
@@ -70,10 +71,10 @@ def test_the_lag_changes_weights_but_not_who_plays(two_nodes):
         learner.end()
 
 
-def command(address, out, iterations=ITERATIONS, *more):
+def command(address, out, iterations, *more):
     words = "train autoshard --suite dlrm-10x2 --num-envs 8 --batch 4 --portion 2 --validate-every 3"
     words = [*words.split(), "--checkpoint-seconds", "0", "--iterations", str(iterations), "--out", str(out), *more]
-    return [sys.executable, "-m", "shard_gym_agents.cli.main", *words, *(["--ray", address] if address else [])]
+    return [sys.executable, "-c", MAIN, *words, "--ray", address]
 
 
 def test_a_killed_driver_goes_on_on_another_number_of_actors(two_nodes, tmp_path):
