@@ -23,7 +23,7 @@ from shard_gym.work.terms import Failed, Lane, Lost, Node, Row, Slot, Terms, Wor
 __all__ = ["Cluster", "Lane", "Node", "Piece", "Slot", "Terms"]
 
 PACKAGES = ("shard_gym", "shard_gym_agents")  # of ours, whose files must be the same on all nodes
-SECONDS = 30.0  # that an address has to answer
+SECONDS, NODE_SECONDS = 30.0, 120.0  # that an address has to answer, and each node, which starts a process first
 ANSWER_SECONDS = 10.0  # for what was told to be ready
 SETTINGS = b"\x04"  # the type of HTTP/2's first frame
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + SETTINGS + b"\0" * 5
@@ -37,7 +37,6 @@ class Cluster:
     ray: Any
     facts: dict[str, str]  # of this machine
     modules: tuple[str, ...]  # that every node needs
-    seconds: float = SECONDS  # that a node has to answer
 
     @classmethod
     @contextmanager
@@ -53,7 +52,7 @@ class Cluster:
         try:
             if not guest:
                 _join(ray, address, seconds)
-            cluster = cls(ray, facts.tell(PACKAGES, ()), tuple(modules), seconds)
+            cluster = cls(ray, facts.tell(PACKAGES, ()), tuple(modules))
             cluster._check()
             yield cluster
         finally:
@@ -141,8 +140,8 @@ class Cluster:
     def _check(self) -> None:
         """Refuse to work with nodes that differ."""
         asked = {self.checking(node): node for node in self.nodes()}
-        answered, silent = self.ray.wait(list(asked), num_returns=len(asked), timeout=self.seconds)
-        wrong = [f"node {asked[ticket].name} does not answer within {self.seconds:.0f} s" for ticket in silent]
+        answered, silent = self.ray.wait(list(asked), num_returns=len(asked), timeout=NODE_SECONDS)
+        wrong = [f"node {asked[ticket].name} does not answer within {NODE_SECONDS:.0f} s" for ticket in silent]
         for ticket in answered:
             if isinstance(why := self.answer(ticket), Failed):
                 wrong.append(f"node {asked[ticket].name} cannot be asked: {why.why}")

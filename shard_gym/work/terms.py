@@ -75,7 +75,7 @@ class Terms:
     gpus: float = 0.0
     workers: int = 0  # at most so many a node; 0: all that fit
     batch_seconds: float = 0.2
-    patience: float = 60.0  # seconds without any worker
+    patience: float = 300.0  # seconds without any worker; one that begins may have much to import
     stop_at: float = math.inf  # time.monotonic() after which nothing is begun
     settle: Callable[[], None] = lambda: None
     lost: Callable[[Any], Row] = lambda payload: {"error": "the process that did it died, twice"}
