@@ -2,7 +2,7 @@
 
 Portions of episodes a second by one actor and by two, in local processes and on a Ray cluster of this host, in turns;
 what one call costs; and how many answers a second the driver takes from a thousand actors, of which a few processes
-play the part: each answers at once with episodes that it has played before.
+play the part: each answers at once with episodes that it has played before. `ray_page` kills a training.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.pages import Found, Row, parser, run, table
+from benchmarks import kills
+from benchmarks.pages import Found, Row, parser, ray_kills, run, table
 from shard_gym.measuring.host import hardware
 from shard_gym.records.commands import count, seconds
 from shard_gym.task import suites
 from shard_gym.work.cluster import Cluster
 from shard_gym.work.terms import Node, Slot, Terms
+from shard_gym_agents.cli import main as cli
 from shard_gym_agents.learners.autoshard import Config, Learner
 from shard_gym_agents.learners.autoshard_actors import Answer, Request
 from shard_gym_agents.learners.crew_ray import Begin, OnRay, Player, Store
@@ -33,6 +36,20 @@ SUITE = "metasyn-80x8"
 PORTIONS = 8  # of a request
 AHEAD = 2  # requests under way
 ACTORS = (1, 2)
+KILLED = "autoshard --suite dlrm-10x2 --num-envs 8 --batch 4 --portion 2 --iterations 20 --validate-every 5"
+
+
+# --- kills ---
+
+
+def _train(folder: Path, address: str) -> int:
+    words = ["train", *KILLED.split(), "--checkpoint-seconds", "0.01", "--out", str(folder), "--ray", address]
+    return cli.main(words)
+
+
+SUBJECT = ray_kills.Subject("train", _train, kills._trained, kills._policy)
+
+# --- speed ---
 
 
 def paced(place: Place, request: Request, duration: float, portions: int = PORTIONS) -> float:
