@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -51,26 +52,23 @@ class Outcome(kills.Outcome):
 
 
 class Nodes:
-    """A cluster of a head without workers and some nodes of one CPU each, which can be killed and replaced."""
+    """A cluster of a head without workers and some nodes of one CPU each, which can be killed and replaced.
+
+    Another process keeps it: this one forks the commands, and may have no threads of Ray's.
+    """
 
     def __init__(self, count: int) -> None:
-        from ray.cluster_utils import Cluster
-
-        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE}
-        self.cluster = Cluster(initialize_head=True, head_node_args=head)
-        self.nodes = [self._added() for _ in range(count)]
-        self.cluster.wait_for_nodes()
-        self.address = str(self.cluster.address)
-
-    def _added(self) -> Any:
-        return self.cluster.add_node(num_cpus=1, object_store_memory=STORE)
+        context = get_context("spawn")
+        self.count, (self.pipe, there) = count, context.Pipe()
+        self.keeper = context.Process(target=_keep, args=(there, count))
+        self.keeper.start()
+        there.close()
+        self.address = str(self.pipe.recv())
 
     def kill(self, rng: np.random.Generator) -> bool:
         """Kill one of the nodes, and have another one come."""
-        number = int(rng.integers(len(self.nodes)))
-        self.cluster.remove_node(self.nodes[number], allow_graceful=False)
-        self.nodes[number] = self._added()
-        return True
+        self.pipe.send(int(rng.integers(self.count)))
+        return bool(self.pipe.recv())
 
     def hands(self) -> list[int]:
         """Processes of workers."""
@@ -80,6 +78,30 @@ class Nodes:
                 if (path / "cmdline").read_bytes().startswith(b"ray::_Hand"):
                     found += [int(path.name)] * (ours in (path / "environ").read_bytes())
         return found
+
+    def close(self) -> None:
+        """End the cluster."""
+        self.pipe.close()
+        self.keeper.join()
+
+
+def _keep(pipe: Any, count: int) -> None:
+    """Keep a cluster until the other end of the pipe is closed; kill the nodes whose numbers come."""
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE}
+    kept = Cluster(initialize_head=True, head_node_args=head)
+    nodes = [kept.add_node(num_cpus=1, object_store_memory=STORE) for _ in range(count)]
+    kept.wait_for_nodes()
+    pipe.send(kept.address)
+    try:
+        while True:
+            number = pipe.recv()
+            kept.remove_node(nodes[number], allow_graceful=False)
+            nodes[number] = kept.add_node(num_cpus=1, object_store_memory=STORE)
+            pipe.send(True)
+    except EOFError:
+        kept.shutdown()
 
 
 @contextmanager
@@ -91,7 +113,7 @@ def cluster(count: int = 2) -> Iterator[Nodes]:
     try:
         yield nodes
     finally:
-        nodes.cluster.shutdown()
+        nodes.close()
 
 
 def trial(subject: Subject, count: int, seed: int, folder: Path, tell: Callable[[str], None] = print) -> Outcome:

@@ -105,8 +105,8 @@ class Cluster:
         """Ask a worker; what is sent must fit in this node's object store."""
         try:
             return getattr(worker, method).remote(*given)
-        except self.ray.exceptions.ObjectStoreFullError as error:
-            raise ClusterError(_full(socket.gethostname(), error)) from error
+        except self._full as error:
+            raise ClusterError(f"node {socket.gethostname()}, this one: {_full(error)}") from error
 
     def fire(self, worker: Any) -> None:
         """End a worker's process."""
@@ -122,17 +122,21 @@ class Cluster:
     def answer(self, ticket: Any) -> Any:
         """The answer, or Lost, or the words of what failed."""
         errors = self.ray.exceptions
-        full = (errors.ObjectStoreFullError, errors.OutOfDiskError)
         try:
             return self.ray.get(ticket, timeout=ANSWER_SECONDS)
-        except full as error:
-            return Failed(_full("", error))
+        except self._full as error:
+            return Failed(_full(error))
         except errors.ActorDiedError:
             return Lost(died=True)
         except errors.RayTaskError as error:
-            return Failed(_full("", error) if isinstance(error.cause, full) else reason(error.cause))
+            cause = error.cause or error
+            return Failed(_full(cause) if isinstance(cause, self._full) else reason(cause))
         except errors.RayError:  # it cannot be reached, or its node is gone
             return Lost(died=False)
+
+    @property
+    def _full(self) -> tuple[type[BaseException], ...]:
+        return self.ray.exceptions.ObjectStoreFullError, self.ray.exceptions.OutOfDiskError
 
     def _on(self, node: Node) -> Any:
         return self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node.id, soft=False)
@@ -181,9 +185,9 @@ def _failed(error: Exception) -> Failed:
     return Failed(f"{type(error).__name__}: {reason(error)}")
 
 
-def _full(node: str, error: BaseException) -> str:
-    told = "the object store is full" + (f" on {node}" if node else "")
-    return f"{told} ({reason(error)}): start Ray there with more --object-store-memory, or end what else uses it"
+def _full(error: BaseException) -> str:
+    more = "start Ray there with more --object-store-memory, or end what else uses it"
+    return f"the object store is full ({reason(error)}): {more}"
 
 
 def _ray() -> Any:

@@ -10,13 +10,14 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shard_gym.errors import ClusterError
 from shard_gym.records import ledger
 from shard_gym.work.cluster import Cluster, Terms
 from shard_gym.work.pieces import Piece, left
-from tests.ray.conftest import MARK, PATHS, ROOT
+from tests.ray.conftest import MARK, PATHS, ROOT, STORE
 from tests.ray.workers import Told
 
 DRIVER = """
@@ -196,6 +197,23 @@ def test_an_address_where_nobody_is_is_told_in_time():
                 with Cluster.joined(address, seconds=2.0):
                     pass
             assert time.monotonic() - start < 20
+
+
+@pytest.mark.slow  # a cluster of its own
+def test_a_full_object_store_is_told(two_nodes):
+    from ray.cluster_utils import Cluster as Nodes
+
+    none_left = {"_system_config": {"local_fs_capacity_threshold": 0.0}}  # of the disk, where Ray spills to
+    nodes = Nodes(
+        True, head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": STORE} | none_left
+    )
+    try:
+        with pytest.raises(ClusterError, match=r"node .+/\w{6}: the object store is full .*--object-store-memory"):
+            worked(nodes.address, [Piece("row", ("big", 2 * STORE))])
+        with pytest.raises(ClusterError, match=r"node .+, this one: the object store is full"):
+            worked(nodes.address, [Piece("payload", ("square", np.ones(2 * STORE, np.uint8)))])
+    finally:
+        nodes.shutdown()
 
 
 def test_a_client_s_address_is_refused():
