@@ -220,7 +220,7 @@ class Learner(SuiteLearner):
     def stage(self) -> Stage:
         """The tasks that actors play, and how they are shown."""
         order = None if self.config.cost_model else "size"
-        measured_by = self.planner.id if self.measures else ""
+        measured_by = (self.config.planner or self.suite.planner) if self.measures else ""
         shown = (self.scaling, self.config.cost_model, order, self.config.reward or None, measured_by)
         return Stage(self.tasks, self.suite, *shown)
 
