@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 BUILT := pyproject.toml constraints.txt setup.py shard_gym/core/core.c
 
-.PHONY: leaderboard entries test lint
+.PHONY: leaderboard entries test test-ray lint release
 
 leaderboard: .venv/core.stamp
 	$(BIN)/python -m benchmarks.leaderboard --page $(ARGS)
@@ -15,10 +15,16 @@ entries: .venv/core.stamp
 test: .venv/dev.stamp
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not cuda and not slow" $(ARGS)
 
+test-ray: .venv-ray/ray.stamp
+	.venv-ray/bin/python -m pytest tests/ray $(ARGS)
+
 lint: .venv/dev.stamp
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+release: .venv/dev.stamp
+	$(BIN)/python -m benchmarks.release $(ARGS)
 
 # The stamp is the last line of its recipe, so an install that broke off is done again.
 # Trained policies need torch. It comes before the rest, so that nothing else decides its version or build.
@@ -35,4 +41,11 @@ lint: .venv/dev.stamp
 	$(INSTALL) torch
 	$(INSTALL) -e ".[dev]"
 	$(INSTALL) --no-deps torchrec
+	touch $@
+
+# RLlib pins a gymnasium of its own, so Ray's tests have an environment of their own.
+.venv-ray/ray.stamp: $(BUILT) constraints-ray.txt
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install --quiet -c constraints-ray.txt torch
+	.venv-ray/bin/python -m pip install --quiet -c constraints-ray.txt -e ".[cpu,ray]" "ray[rllib]" hypothesis pytest
 	touch $@

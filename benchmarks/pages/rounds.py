@@ -23,11 +23,11 @@ from shard_gym.errors import ShardGymError
 from shard_gym.records.commands import count, names, seconds
 from shard_gym.task import suites
 from shard_gym.task.suites import Suite
+from shard_gym_agents.cli.main import main as cli
 from shard_gym_agents.leaderboard.arena.job import Job
 from shard_gym_agents.leaderboard.arena.rules import Rules
 from shard_gym_agents.leaderboard.references import references
 from shard_gym_agents.leaderboard.rounds import closing, folder
-from shard_gym_agents.leaderboard.rounds.command import main as round_command
 from shard_gym_agents.leaderboard.rounds.contest import play
 from shard_gym_agents.leaderboard.rounds.sealed import Secret
 from shard_gym_agents.leaderboard.runs import Scope
@@ -70,7 +70,7 @@ def sealed(options: argparse.Namespace, place: Path) -> Gaps:
     agents = ["--agents", ",".join(ours), *(word for user in users for word in ("--agent", user))]
     stages = [["new", where, "--suite", key, *rules], ["open", where, *agents, "--isolation", "auto"]]
     for words in [*stages, ["close", where], ["check", where]]:
-        if code := round_command([str(word) for word in words]):
+        if code := cli(["round", *map(str, words)]):
             raise ShardGymError(f"shard-gym round {words[0]} ended with exit code {code}")
     opened = folder.read(place / "round", folder.Opened)
     _refuse_absent(opened.unable)

@@ -1,8 +1,7 @@
-"""Run agents on suites and rank them: `shard-gym leaderboard --agent my_module:MyAgent`.
+"""Run agents on suites and rank them.
 
 A run that broke off goes on where it stopped when the same command is given again. Parts of one run (`--part 1/4`) may
-be made on machines that know nothing of each other: `shard-gym merge OUT/parts --out OUT` ranks their union.
-"""
+be made on machines that know nothing of each other: `shard-gym merge OUT/parts --out OUT` ranks their union."""
 
 from __future__ import annotations
 
@@ -38,6 +37,12 @@ from shard_gym_agents.learners.trained import RETRAINED
 
 SUITES = "metasyn-80x8,dlrm-50x4,core-80x8"
 ELSEWHERE = Path("runs/leaderboard")  # for what is not published
+KEPT = "what is finished is kept, the same command goes on"
+EXAMPLES = (
+    "shard-gym leaderboard --suite core-60x4 --agents random,cost-greedy,auto --budget 100ms",
+    "shard-gym leaderboard --suite core-80x8 --agent my_module:MyAgent --tasks 10 --page",
+    "shard-gym leaderboard --suite dlrm-50x4 --agents auto --budgets 10ms,100ms,1s --json",
+)
 BUDGET = 0.1  # seconds that a search may use on a task
 SEEDS = 2  # so that the published suites take less than three minutes on two cores
 DECISIVE = (
@@ -45,6 +50,11 @@ DECISIVE = (
     *("part", "ray"),
 )
 ABSENT = {"missing", "unknown"}  # what a worker says of an agent that needs more than is installed, or training
+
+
+def parser() -> commands.Parser:
+    """Options of `shard-gym leaderboard`."""
+    return _parser("shard-gym leaderboard", ELSEWHERE / "best_known")
 
 
 def main(arguments: Sequence[str], name: str = "shard-gym leaderboard", published: Path = ELSEWHERE) -> int:
@@ -115,7 +125,7 @@ def _ranked(
     outcome = Outcome(options, found.done, missing, found.watched_of, load.words())
     if cluster is not None:
         outcome = replace(outcome, machine=nodes.words(cluster), note="")
-    for line in _written(found, outcome):
+    for line in [*_written(found, outcome), *([] if found.complete else [f"stopped; {KEPT}"])]:
         _tell(line)
     return 0 if found.complete else commands.INTERRUPTED
 
@@ -154,32 +164,34 @@ def _describe(jobs: list[Job], arena: Arena, workers: int) -> dict[Job, dict[str
     return {job: told[first[job.suite, job.agent]] for job in jobs}
 
 
-def _parser(name: str, best_known: Path) -> argparse.ArgumentParser:
-    parser = commands.parser(name, __doc__)
+def _parser(name: str, best_known: Path) -> commands.Parser:
+    parser = commands.parser(name, __doc__, examples=EXAMPLES, answer="one object a row of the tables", kept=KEPT)
     add = parser.add_argument
-    add("--suite", type=names, default=names(SUITES), help=f"comma-separated, default {SUITES}")
+    suite = f"names from `shard-gym suites`; default {SUITES}"
+    add("--suite", type=names, default=names(SUITES), metavar="NAME,...", help=suite)
     add(
         "--agents",
         type=names,
-        help="comma-separated names of registered agents; default all, learners where they have weights",
+        metavar="NAME,...",
+        help="from `shard-gym agents`; default all, learners where they have weights",
     )
     add("--agent", type=_custom, action="append", default=[], metavar="MODULE:CLASS", help="yours; repeatable")
-    add("--seeds", type=count, default=SEEDS, help=f"of agents that are not deterministic; default {SEEDS}")
-    add("--simulator", metavar="ID", help="plans and judges instead of the suite's own two")
-    budgets = "time that a search may use on a task, one or several, as 10ms,100ms,1s; default 100ms"
-    add("--budgets", "--budget", type=_durations, default=[BUDGET], help=budgets)
-    asked = "plans that a search may ask the planner about on a task, instead of a time: the same rows on any machine"
+    told = f"of agents that are not deterministic; default {SEEDS}"
+    add("--seeds", type=count, default=SEEDS, metavar="N", help=told)
+    add("--simulator", metavar="ID", help="that plans and judges; default: the suite's own two")
+    budgets = "that a search may use on a task, one or several, as 10ms,100ms,1s; default 100ms"
+    add("--budgets", "--budget", type=_durations, default=[BUDGET], metavar="TIME,...", help=budgets)
+    asked = "plans that a search may ask the planner about on a task, instead of a time; default 0: the time counts"
     add("--calls", type=count, default=0, metavar="N", help=asked)
     limit = "an agent is killed when a task takes longer; default 60s, or twice the budget if that is more"
-    add("--time-limit", type=seconds, help=limit)
+    add("--time-limit", type=seconds, metavar="TIME", help=limit)
     add_arena(parser, isolation="auto", workers=2)
     add_places(parser)
-    add("--split", default="test")
-    add("--tasks", type=count, metavar="N", help="only the first N tasks of each suite")
+    add("--split", default="test", help="of the suites' tasks: test, val or train; default test")
+    add("--tasks", type=count, metavar="N", help="only the first N tasks of each suite; default all")
     add("--page", action="store_true", help="write one HTML page of all suites, too")
-    add("--json", action="store_true", help="one JSON object a row instead of tables")
-    add("--out", type=Path, metavar="DIR")
-    add("--best-known", type=Path, metavar="DIR", default=best_known)
+    add("--out", type=Path, metavar="DIR", help=f"of tables and results; default {ELSEWHERE}")
+    add("--best-known", type=Path, metavar="DIR", default=best_known, help=f"best known plans; default {best_known}")
     add("--update-best", action="store_true", help="keep plans that beat the best known ones")
     add("--retrain", action="store_true", help=f"train the learners first, in {RETRAINED}; a run there goes on")
     add("--fresh", action="store_true", help="forget the runs of a command that broke off, with --retrain training too")

@@ -23,7 +23,7 @@ from shard_gym_agents.leaderboard.references import load_best, references, updat
 from shard_gym_agents.leaderboard.report import Runs, json_row, ranking, unable_row
 from shard_gym_agents.leaderboard.runs import Judged
 
-PAGE = "leaderboard.html"
+PAGE, ROW = "leaderboard.html", "shard-gym/leaderboard-row/1"
 Missing = dict[tuple[str, str], str]  # suite and agent -> what it needs
 
 
@@ -115,7 +115,7 @@ def _report(key: str, outcome: Outcome) -> tuple[Board | None, bool]:
     found = ranking(suite, options.split, runs, refs, unable, outcome.watched_of(outcome.done), others)
     found = replace(found, notes=tuple(filter(None, (*found.notes, *outcome.notes))))
     if options.json:
-        print("\n".join(json.dumps(json_row(row)) for row in found.rows), flush=True)
+        print("\n".join(json.dumps({"schema": ROW, **json_row(row)}) for row in found.rows), flush=True)
     else:
         print(layout.text(found) + "\n", flush=True)
     if not unfinished:
