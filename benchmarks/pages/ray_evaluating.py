@@ -18,7 +18,7 @@ from shard_gym.errors import SimulatorError
 from shard_gym_agents.cli import main as cli
 from shard_gym_agents.leaderboard.arena.processes import descendants
 
-WORDS = "--suite dlrm-10x4 --agents lookup-greedy,random,local-search --calls 500 --tasks 24 --isolation limits"
+WORDS = "--suite dlrm-10x4 --agents lookup-greedy,random,local-search --calls 50 --tasks 12 --isolation limits"
 SEARCHED = "--suite dlrm-50x4 --agents local-search --seeds 1 --calls 20000 --isolation limits --workers 1"
 RUNS = 20  # searches, and twice as many
 
