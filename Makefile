@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 BUILT := pyproject.toml constraints.txt setup.py shard_gym/core/core.c
 
-.PHONY: leaderboard entries test test-ray lint
+.PHONY: leaderboard entries test test-ray lint release
 
 leaderboard: .venv/core.stamp
 	$(BIN)/python -m benchmarks.leaderboard --page $(ARGS)
@@ -22,6 +22,9 @@ lint: .venv/dev.stamp
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+release: .venv/dev.stamp
+	$(BIN)/python -m benchmarks.release $(ARGS)
 
 # The stamp is the last line of its recipe, so an install that broke off is done again.
 # Trained policies need torch. It comes before the rest, so that nothing else decides its version or build.

@@ -1,4 +1,7 @@
-"""The extension with the compiled core, and wheels that say whether it is in them. All else is in pyproject.toml."""
+"""The extension with the compiled core, and wheels that say whether it is in them. All else is in pyproject.toml.
+
+SHARD_GYM_NO_CORE=1 leaves the core out, as if there were no compiler.
+"""
 
 import os
 from pathlib import Path
@@ -30,7 +33,7 @@ class Wheel(bdist_wheel):
 
 
 setup(
-    ext_modules=[CORE],
+    ext_modules=[] if os.environ.get("SHARD_GYM_NO_CORE") else [CORE],
     cmdclass={"bdist_wheel": Wheel},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

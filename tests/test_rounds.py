@@ -195,7 +195,7 @@ def test_a_round_that_broke_off_goes_on_with_its_agents(stage, capsys, monkeypat
 
     def broken_off(jobs, rules, partial, workers, users):
         seen.append(Path(jobs[0].tasks).read_text())
-        return Played({}, {}, False, "full", [])
+        return Played({}, {}, False, "full")
 
     monkeypatch.setattr(module, "play", broken_off)
     round_("open", folder, "--agents", "cost-greedy,random", code=130)

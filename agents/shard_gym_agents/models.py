@@ -22,7 +22,7 @@ from shard_gym.plan.plan import Plan
 from shard_gym.task.task import Task
 from shard_gym.torchrec.constraints import carry, parameter_constraints
 from shard_gym.torchrec.modules import require_torchrec
-from shard_gym.torchrec.plans import to_torchrec
+from shard_gym.torchrec.plans import check_device, to_torchrec
 from shard_gym_agents.model_tasks import ModelSettings, of_first_rank, task_of_model, world_size
 from shard_gym_agents.tiered import TieredModel, TierSettings, plan_tiers
 
@@ -89,6 +89,7 @@ def plan_model(
     gives a TieredModel, see `shard_gym_agents.tiered`.
     """
     require_torchrec()
+    check_device(device)
     if tiers:
         if agent != "auto":
             raise InvalidTask(f"beside tiers tables are planned by auto, got {agent!r:.40}")

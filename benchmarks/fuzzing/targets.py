@@ -304,7 +304,7 @@ def _use_machine(path: Path) -> None:
 
 
 def _use_constraints(path: Path) -> None:
-    from shard_gym_agents.cli.tasks import add_constraints, constrained
+    from shard_gym_agents.cli.constraints import add_constraints, constrained
 
     parser = argparse.ArgumentParser()
     add_constraints(parser)

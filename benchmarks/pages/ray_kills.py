@@ -22,6 +22,7 @@ import numpy as np
 
 from benchmarks import kills
 from shard_gym.errors import SimulatorError
+from shard_gym.work.cluster import QUIET
 
 VICTIMS = ("worker", "node", "driver")
 MARK = "SHARD_GYM_KILLS"  # in the environment of the cluster's processes
@@ -108,7 +109,7 @@ def _keep(pipe: Any, count: int) -> None:
 def cluster(count: int = 2) -> Iterator[Nodes]:
     """A cluster of so many nodes."""
     paths = os.pathsep.join(map(str, (ROOT, ROOT / "agents")))
-    os.environ |= {"PYTHONPATH": paths, "RAY_USAGE_STATS_ENABLED": "0", MARK: str(os.getpid())}
+    os.environ |= dict.fromkeys(QUIET, "0") | {"PYTHONPATH": paths, MARK: str(os.getpid())}
     nodes = Nodes(count)
     try:
         yield nodes

@@ -169,8 +169,8 @@ def _apart(work: Callable[..., None], *given: Any) -> None:
 
 HEAD = """# Work on Ray
 
-`shard-gym measure`, `leaderboard` and `train` with `--ray`, on a cluster of two nodes on one host of two cores: `python
--m benchmarks.ray_page`. {machine}
+`shard-gym measure`, `leaderboard` and `train` with `--ray`, on a cluster of two nodes on one host of two cores, which
+had other work to do, too: `python -m benchmarks.ray_page`.
 
 ## Kills
 
@@ -184,6 +184,11 @@ COSTS = """## Measuring
 A bench that stands in for the operator and sleeps {ms:.0f} ms a shard; {shards} shards, {turns} times, in turn. Shards
 a second while all workers are at work, median (least to most).
 """
+EVALUATING = """## Evaluating
+
+A search's run in a leaderboard takes {here:.3f} CPU seconds of all processes here, and {ray:.3f} on a node of a
+cluster, {more:+.1%}: medians of {turns} turns.
+"""
 DRIVER = """## The driver
 
 {rows:,} pieces that take no time, two workers, each row appended to a file that is forced to disk after every round of
@@ -193,7 +198,7 @@ answers: {rate:,.0f} rows a second, {cpu:.0f} µs of the driver's CPU each. Its 
 
 def page(parts: Sequence[Part]) -> str:
     """The page of all parts that are kept."""
-    lines = [HEAD.format(machine="", grace=kills.GRACE).replace("  \n", "\n")]
+    lines = [HEAD.format(grace=kills.GRACE)]
     of: dict[str, list[Part]] = {}
     for part in parts:
         of.setdefault(part["case"], []).append(part)
@@ -203,8 +208,12 @@ def page(parts: Sequence[Part]) -> str:
     for part in of.get("measuring", []):
         lines += [COSTS.format(ms=1e3 * part["seconds"], shards=part["shards"], turns=len(part["rates"]["ray 1"]))]
         lines += [*table(["workers", "here", "on Ray", "Ray takes"], _rates(part["rates"])), "", _ratios(part["rates"])]
+    for part in of.get("evaluating", []):
+        here, ray = (np.median(part["seconds"][where]) for where in ("here", "ray"))
+        lines += ["", EVALUATING.format(here=here, ray=ray, more=ray / here - 1, turns=len(part["seconds"]["here"]))]
     for part in of.get("rows", []):
-        rate, cpu = part["rows"] / part["wall"][-1], (part["cpu"][-1] - part["cpu"][0]) / (part["rows"] - LOOK)
+        spent = {name: (part[name][-1] - part[name][0]) / (part["rows"] - part["done"][0]) for name in ("wall", "cpu")}
+        rate, cpu = 1 / spent["wall"], spent["cpu"]
         lines += ["", DRIVER.format(rows=part["rows"], rate=rate, cpu=1e6 * cpu, look=LOOK)]
         lines += [", ".join(f"{b / 1e6:.1f}" for b in part["bytes"]) + "."]
     return "\n".join(lines) + "\n"
@@ -233,7 +242,13 @@ def _ratios(rates: dict[str, list[float]]) -> str:
     )
 
 
-CASES = {"kills": killed, "measuring": measuring, "rows": rows}
+def evaluating(options: argparse.Namespace) -> list[Part]:
+    """CPU seconds of a run of a leaderboard, here and on Ray."""
+    found = import_module("benchmarks.pages.ray_evaluating").costs(options.turns)
+    return [{"case": "evaluating", "seconds": found}]
+
+
+CASES = {"kills": killed, "measuring": measuring, "evaluating": evaluating, "rows": rows}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

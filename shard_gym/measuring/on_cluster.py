@@ -129,7 +129,11 @@ class ClusterCampaign:
             kinds: dict[str, Kind] = {}
             with ExitStack() as files:
                 admit = partial(self._admit, kinds, files)
-                cluster.work_off_by_kind(MakeBench(self.settings, self.bench), replace(terms, admit=admit))
+                try:
+                    cluster.work_off_by_kind(MakeBench(self.settings, self.bench), replace(terms, admit=admit))
+                except KeyboardInterrupt:
+                    sys.stderr.write(f"stopped; {self.folder} keeps what was measured, the same command goes on\n")
+                    raise
             for kind in kinds.values():
                 kind.campaign.pack()
         return [kind.campaign for kind in kinds.values()]

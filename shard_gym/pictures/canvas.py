@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shard_gym.errors import MissingDependency, ShardGymError
+from shard_gym.records.installing import install
 
 if TYPE_CHECKING:
     import pygame
@@ -136,5 +137,5 @@ def _pygame() -> ModuleType:
         import pygame
         import pygame.freetype
     except ImportError as error:
-        raise MissingDependency('pictures need pygame: pip install "shard-gym[render]"') from error
+        raise MissingDependency(f"pictures need pygame: {install('render')}") from error
     return pygame

@@ -24,7 +24,7 @@ from shard_gym.memory.shards import CACHE_LOAD_FACTOR
 from shard_gym.plan.plan import SHARES
 from shard_gym.tables.configs import IDS_PER_FEATURE, Lookup
 from shard_gym.task.constraints import KINDS, OF_COLUMNS, Constraints, known_kinds
-from shard_gym.torchrec.layouts import KINDS_OF, RESIDENCE_OF, shardings_of
+from shard_gym.torchrec.layouts import KINDS_OF, RESIDENCE_OF, shardings_of, why_not
 
 if TYPE_CHECKING:
     from torchrec.distributed.types import ShardingPlan
@@ -115,7 +115,7 @@ def constraints_of(sharding_plan: ShardingPlan, told: Mapping[str, Any] | None =
 
 
 def carry(sharding_plan: ShardingPlan, told: Mapping[str, Any]) -> ShardingPlan:
-    """The plan with what constraints say of kernels, as TorchRec's planner puts it there.
+    """Copy the kernel settings of constraints into a plan, as TorchRec's planner does.
 
     Column shards are called table_column_wise where that is all that a table may be.
     """
@@ -162,7 +162,8 @@ def refuse_odd(name: str, mine: Any) -> None:
     if mine.device_group not in (None, "cuda"):
         raise InvalidTask(f"constraints of {name!r}: device_group {mine.device_group!r} is not planned for, cuda is")
     if unknown := [kernel for kernel in mine.compute_kernels or () if kernel not in RESIDENCE_OF]:
-        raise UnknownName(f"compute kernel in the constraints of {name!r}", unknown[0], RESIDENCE_OF)
+        how = f"no plan can say {unknown[0]}{why_not(unknown[0])}"
+        raise UnknownName(f"compute kernel in the constraints of {name!r}", unknown[0], RESIDENCE_OF, how)
     if unknown := [kind for kind in mine.sharding_types or () if kind not in KINDS_OF]:
         raise UnknownName(f"sharding type in the constraints of {name!r}", unknown[0], KINDS_OF)
 

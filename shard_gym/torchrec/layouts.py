@@ -1,5 +1,5 @@
 """Layouts: rows, columns and rank of each shard that TorchRec cuts the tables of a plan into; from a plan of ours, and
-read from a `ShardingPlan` of its own, by its attributes."""
+read from a `ShardingPlan` of its own, by its attributes. Layouts in TorchRec's words need no TorchRec."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shard_gym.errors import InvalidPlan
-from shard_gym.memory.shards import row_blocks
+from shard_gym.memory.shards import QUANTISED, row_blocks
 from shard_gym.plan.plan import SHARES, Plan
 from shard_gym.plan.shards import COLUMNS, shards
 from shard_gym.task.constraints import OF_COLUMNS
@@ -28,6 +28,14 @@ KINDS_OF = {
     "table_row_wise": "twrw",
     "grid_shard": "grid",
     "data_parallel": "dp",
+}
+SHARDING_TYPES = {kind: name for name, kind in reversed(KINDS_OF.items())}  # of several names the first
+KERNEL_OF = {residence: kernel for kernel, residence in reversed(RESIDENCE_OF.items())}
+LOAD_FACTOR = "cache_load_factor"  # of cached tables; TorchRec's own text leaves it out
+NOT_PLANNED = {  # kernels of TorchRec that no plan can say, and what they are of
+    **dict.fromkeys(QUANTISED, "quantised tables, for inference"),
+    "key_value": "tables in a key-value store",
+    **dict.fromkeys(("ssd_virtual_table", "dram_virtual_table", "dram_ssd_virtual_table"), "virtual tables"),
 }
 
 Shard = tuple[int, int, int, int, int]  # first row, rows, first column, columns, rank
@@ -73,8 +81,64 @@ def shardings_of(sharding_plan: ShardingPlan) -> dict[str, ParameterSharding]:
         for name, sharding in module_plan.items():
             if name in found:
                 raise InvalidPlan(f"the sharding plan has two tables {name!r}: plans tell tables by name")
+            check_kernel(name, sharding)
             found[name] = sharding
     return found
+
+
+def check_kernel(name: str, sharding: ParameterSharding) -> None:
+    """Refuse tables whose kernel no plan can say: quantised, key-value and virtual ones, and others."""
+    kernel, known = sharding.compute_kernel, ", ".join(RESIDENCE_OF)
+    if kernel not in RESIDENCE_OF:
+        raise InvalidPlan(
+            f"table {name!r} has the kernel {kernel}{why_not(kernel)}, which plans cannot say; they can {known}"
+        )
+    if getattr(sharding, "key_value_params", None) is not None:
+        raise InvalidPlan(f"table {name!r} has key_value_params, of tables in a key-value store: plans cannot say that")
+
+
+def why_not(kernel: str) -> str:
+    """Tell in brackets what a kernel is of, if its tables are none that are planned."""
+    return f" (of {NOT_PLANNED[kernel]})" if kernel in NOT_PLANNED else ""
+
+
+def words_of(layout: Layout, devices_per_host: int, device: str) -> dict[str, Any]:
+    """A layout in TorchRec's words, as its `ShardingPlan._serialize` has them, with the load factor of a cache."""
+    words: dict[str, Any] = {
+        "sharding_type": SHARDING_TYPES[layout.kind],
+        "compute_kernel": "dense" if layout.kind == "dp" else KERNEL_OF[layout.residence],
+        "ranks": [shard[-1] for shard in layout.shards],
+    }
+    if layout.kind != "dp":
+        words["shards"] = [
+            {
+                "shard_offsets": [row, column],
+                "shard_sizes": [rows, columns],
+                "placement": f"rank:{rank}/{device}" + (f":{rank % devices_per_host}" if device == "cuda" else ""),
+            }
+            for row, rows, column, columns, rank in layout.shards
+        ]
+    if layout.residence == "cached":
+        words[LOAD_FACTOR] = layout.share
+    return words
+
+
+def sharding_of(words: dict[str, Any]) -> ParameterSharding:
+    """The sharding of a table that is told in such words. Needs TorchRec."""
+    from torchrec.distributed.types import CacheParams, EnumerableShardingSpec, ParameterSharding, ShardMetadata
+
+    spec = None
+    if "shards" in words:
+        spec = EnumerableShardingSpec(
+            [ShardMetadata(one["shard_offsets"], one["shard_sizes"], one["placement"]) for one in words["shards"]]
+        )
+    return ParameterSharding(
+        sharding_type=words["sharding_type"],
+        compute_kernel=words["compute_kernel"],
+        ranks=words["ranks"],
+        sharding_spec=spec,
+        cache_params=CacheParams(load_factor=words[LOAD_FACTOR]) if LOAD_FACTOR in words else None,
+    )
 
 
 def read_layout(name: str, sharding: ParameterSharding, rows: int, columns: int, world: int | None) -> Layout:
@@ -82,9 +146,6 @@ def read_layout(name: str, sharding: ParameterSharding, rows: int, columns: int,
     what = f"table {name!r}"
     if sharding.sharding_type not in KINDS_OF:
         raise InvalidPlan(f"{what} is {sharding.sharding_type}, which plans cannot say; they can {', '.join(KINDS_OF)}")
-    if sharding.compute_kernel not in RESIDENCE_OF:
-        known = ", ".join(RESIDENCE_OF)
-        raise InvalidPlan(f"{what} has the kernel {sharding.compute_kernel}, which plans cannot say; they can {known}")
     residence = RESIDENCE_OF[sharding.compute_kernel]
     told = getattr(getattr(sharding, "cache_params", None), "load_factor", None) if residence == "cached" else None
     kind = KINDS_OF[sharding.sharding_type]

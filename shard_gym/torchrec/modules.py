@@ -1,4 +1,4 @@
-"""Tasks from a TorchRec model: the embedding collections of an unsharded module, wherever they hang in it.
+"""Tasks from a TorchRec model: the embedding collections of an unsharded module, at any depth.
 
     from shard_gym.torchrec.modules import task_of_module
 
@@ -50,7 +50,7 @@ OPTIMIZER_CLASSES = {  # by the name of the class given to `apply_optimizer_in_b
 
 @dataclass(frozen=True, eq=False)
 class Collection:
-    """One embedding collection of a model: where it hangs, and the configs of its tables."""
+    """One embedding collection of a model: its path, and the configs of its tables."""
 
     path: str  # as in `named_modules`; "" is the model itself
     module: nn.Module  # that TorchRec shards: of a processed collection, that with the feature processors
@@ -204,7 +204,9 @@ def _check_other(path: str, part: Any) -> None:
         raise InvalidPool(f"{what} {type(part).__name__}: plans are made for a model before it is sharded")
     holds_tables = hasattr(part, "embedding_bag_configs") or hasattr(part, "embedding_configs")
     if holds_tables or type(part) in get_module_to_default_sharders():
+        module = type(part).__module__
+        why = ", quantised for inference" if module.startswith("torchrec.quant") else ""
         raise InvalidPool(
-            f"{what} {type(part).__module__}.{type(part).__name__}: tables of EmbeddingBagCollection, "  # or a namesake
+            f"{what} {module}.{type(part).__name__}{why}: tables of EmbeddingBagCollection, "  # or a namesake
             "FeatureProcessedEmbeddingBagCollection and EmbeddingCollection are modelled, no others"
         )

@@ -17,6 +17,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from shard_gym.errors import InvalidPlan
+from shard_gym.torchrec.layouts import check_kernel
 from shard_gym.torchrec.modules import require_torchrec
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def deltas(model: DistributedModelParallel, sharding_plan: ShardingPlan) -> dict
             if copied := [name for name, sharding in tables.items() if sharding.sharding_type == "data_parallel"]:
                 raise InvalidPlan(f"TorchRec moves no tables beside copies, and {copied[0]!r} is copied: {INSTEAD}")
             for name, sharding in moved.items():
+                check_kernel(name, sharding)
                 _check_table(name, tables[name], sharding)
             found[path] = EmbeddingModuleShardingPlan(moved)
     return found

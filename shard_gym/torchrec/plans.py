@@ -23,6 +23,7 @@ rows).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,22 +33,20 @@ from shard_gym.tables.configs import DTYPES, name_of
 from shard_gym.task.constraints import BY_HOST, KINDS, OF_COLUMNS
 from shard_gym.task.task import Task
 from shard_gym.torchrec.layouts import (
-    KINDS_OF,
-    RESIDENCE_OF,
     Layout,
     halvings,
     layouts_of,
     read_layout,
+    sharding_of,
     shardings_of,
+    words_of,
 )
 from shard_gym.torchrec.modules import Collection, collections_of, configs_of, require_torchrec
 
 if TYPE_CHECKING:
     from torch import nn
-    from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
+    from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-SHARDING_TYPES = {kind: name for name, kind in reversed(KINDS_OF.items())}  # of several names the first
-KERNEL_OF = {residence: kernel for kernel, residence in reversed(RESIDENCE_OF.items())}
 _Piece = tuple[str, tuple[int, ...], str, float]  # kind, devices, residence, share
 
 
@@ -69,8 +68,7 @@ def to_torchrec(
     require_torchrec()
     from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
-    if device not in ("cuda", "cpu"):
-        raise InvalidPlan(f"device is cuda or cpu, got {device!r:.40}")
+    check_device(device)
     local = _local_world_size(task, world_size, local_world_size)
     collections = _validated(plan, task, module)
     layouts = layouts_of(plan, task, local)
@@ -78,11 +76,41 @@ def to_torchrec(
     return ShardingPlan(
         {
             collection.path: EmbeddingModuleShardingPlan(
-                {config.name: _sharding(layouts[config.name], local, device) for config in collection.configs}
+                {one.name: sharding_of(words_of(layouts[one.name], local, device)) for one in collection.configs}
             )
             for collection in collections
         }
     )
+
+
+def named_json(
+    plan: Plan,
+    task: Task,
+    path: str = "",
+    *,
+    local_world_size: int | None = None,
+    device: Literal["cuda", "cpu"] = "cuda",
+) -> str:
+    """The plan as `stored.to_named_json` writes it, for a model whose one collection is at `path`; needs no TorchRec.
+
+    `stored.from_named_json` reads it where the model is trained. Sequences are refused: they have their own collection.
+    """
+    check_device(device)
+    check(task, plan)
+    names = _own_names(task)
+    other = ~task.tables.pooled | (task.tables.weighted != task.tables.weighted[0])
+    if other.any():
+        name = names[int(other.argmax())]
+        raise InvalidPlan(f"table {name!r} is of another collection, a sequence or weighted: use to_torchrec")
+    local = _local_world_size(task, None, local_world_size)
+    layouts = layouts_of(plan, task, local)
+    return json.dumps({"plan": {path: {name: words_of(layouts[name], local, device) for name in names}}}, indent=1)
+
+
+def check_device(device: str) -> None:
+    """Refuse devices that no plan is made for."""
+    if device not in ("cuda", "cpu"):
+        raise InvalidPlan(f"device is cuda or cpu, got {device!r:.40}")
 
 
 def from_torchrec(sharding_plan: ShardingPlan, task_or_module: Task | nn.Module) -> Plan:
@@ -213,21 +241,3 @@ def kinds_run(collection: Collection, device: str) -> tuple[str, ...]:
     """Kinds of sharding that TorchRec runs for a table of a collection."""
     no_kinds = () if collection.pooled else (*BY_HOST, "dp") if device == "cpu" else BY_HOST
     return tuple(kind for kind in KINDS if kind not in no_kinds)
-
-
-def _sharding(layout: Layout, local: int, device: str) -> ParameterSharding:
-    from torchrec.distributed.sharding_plan import placement
-    from torchrec.distributed.types import CacheParams, EnumerableShardingSpec, ParameterSharding, ShardMetadata
-
-    shards = [
-        ShardMetadata([row, column], [rows, columns], placement(device, rank, local))
-        for row, rows, column, columns, rank in layout.shards
-    ]
-    shared, cached = layout.kind != "dp", layout.residence == "cached"
-    return ParameterSharding(
-        sharding_type=SHARDING_TYPES[layout.kind],
-        compute_kernel=KERNEL_OF[layout.residence] if shared else "dense",
-        ranks=[shard[-1] for shard in layout.shards],
-        sharding_spec=EnumerableShardingSpec(shards) if shared else None,
-        cache_params=CacheParams(load_factor=layout.share) if cached else None,
-    )

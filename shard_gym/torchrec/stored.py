@@ -20,15 +20,13 @@ from typing import TYPE_CHECKING, Any
 from shard_gym.errors import InvalidPlan
 from shard_gym.memory.shards import CACHE_LOAD_FACTOR
 from shard_gym.records.guard import guarded, parsed_json
-from shard_gym.torchrec.layouts import shardings_of
+from shard_gym.torchrec.layouts import LOAD_FACTOR, sharding_of, shardings_of
 
 if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.planner import EmbeddingShardingPlanner
     from torchrec.distributed.planner.types import PlanLoader
     from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
-
-LOAD_FACTOR = "cache_load_factor"  # of cached tables; TorchRec's own text leaves it out
 
 
 def to_named_json(sharding_plan: ShardingPlan) -> str:
@@ -47,27 +45,10 @@ def from_named_json(text: str) -> ShardingPlan:
 
     with guarded("not a sharding plan by name"):
         plan = {
-            path: EmbeddingModuleShardingPlan({name: _sharding(told) for name, told in tables.items()})
+            path: EmbeddingModuleShardingPlan({name: sharding_of(told) for name, told in tables.items()})
             for path, tables in parsed_json(text, "not a sharding plan by name")["plan"].items()
         }
     return ShardingPlan(plan)
-
-
-def _sharding(told: dict[str, Any]) -> ParameterSharding:
-    from torchrec.distributed.types import CacheParams, EnumerableShardingSpec, ParameterSharding, ShardMetadata
-
-    spec = None
-    if "shards" in told:
-        spec = EnumerableShardingSpec(
-            [ShardMetadata(one["shard_offsets"], one["shard_sizes"], one["placement"]) for one in told["shards"]]
-        )
-    return ParameterSharding(
-        sharding_type=told["sharding_type"],
-        compute_kernel=told["compute_kernel"],
-        ranks=told["ranks"],
-        sharding_spec=spec,
-        cache_params=CacheParams(load_factor=told[LOAD_FACTOR]) if LOAD_FACTOR in told else None,
-    )
 
 
 def plan_loader(
@@ -76,7 +57,7 @@ def plan_loader(
     module: nn.Module,
     sharders: Sequence[ModuleSharder[Any]],
 ) -> PlanLoader:
-    """A loader that has this planner plan this: the options of its search space, on the plan's ranks, and its hash."""
+    """Loader that makes this planner return this plan, from options of its search space, with the planner's hash."""
     from torchrec.distributed.planner.types import PlanLoader
 
     space, context = _searched(planner, module, list(sharders))

@@ -41,13 +41,14 @@ def reserved(reservation: Any, task: Task, module: nn.Module, constraints: Mappi
     It is asked as TorchRec's planner asks it; tables without constraints have the ids that the task says.
     """
     from torchrec.distributed.planner import ParameterConstraints
+    from torchrec.distributed.planner.storage_reservations import InferenceStorageReservation
     from torchrec.distributed.planner.types import PlannerError, StorageReservation
     from torchrec.distributed.sharding_plan import get_default_sharders
 
     name = type(reservation).__name__
     if not isinstance(reservation, StorageReservation):
         raise InvalidTask(f"storage_reservation is one of TorchRec's storage reservations, got {reservation!r:.80}")
-    if name == "InferenceStorageReservation":
+    if isinstance(reservation, InferenceStorageReservation):
         raise InvalidTask(f"{name} is of models that do not train: take a heuristical or a fixed one")
     ids = zip(task.tables.name, task.tables.pooling.tolist(), strict=True)
     told = {table: ParameterConstraints(pooling_factors=[pooling]) for table, pooling in ids} | dict(constraints)

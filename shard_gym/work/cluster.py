@@ -22,6 +22,8 @@ from shard_gym.work.terms import Failed, Lane, Lost, Node, Row, Slot, Terms, Wor
 
 __all__ = ["Cluster", "Lane", "Node", "Piece", "Slot", "Terms"]
 
+# Of a Ray that is started here: tell nobody of it; give its workers no less of the cores than other processes have.
+QUIET = ("RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO")
 PACKAGES = ("shard_gym", "shard_gym_agents")  # of ours, whose files must be the same on all nodes
 SECONDS, NODE_SECONDS = 30.0, 120.0  # that an address has to answer, and each node, which starts a process first
 ANSWER_SECONDS = 10.0  # for what was told to be ready
@@ -192,8 +194,8 @@ def _full(error: BaseException) -> str:
 
 def _ray() -> Any:
     """Ray, quiet, or how to install it."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    for name in QUIET:
+        os.environ.setdefault(name, "0")
     try:
         import ray
         import ray.util.scheduling_strategies

@@ -125,7 +125,7 @@ class Crew:
         if seat not in self.seats:
             return
         if isinstance(about, Lost):
-            return self._gone(seat)
+            return self._gone(seat, about.died)
         if isinstance(about, Failed):
             error = ClusterError(f"node {seat.node.name}: {about.why}")
             if seat.node.id in self.first:
@@ -139,9 +139,11 @@ class Crew:
             self.lanes.append(seat.lane)
         self.alive = time.monotonic()
 
-    def _gone(self, seat: Seat) -> None:
-        """Let a worker go that died; its node too, where nobody gets anything done."""
+    def _gone(self, seat: Seat, died: bool) -> None:
+        """Let a worker go that died, or cannot be reached; its node too, where nobody gets anything done."""
         self._dismiss(seat)
+        if not died:
+            return
         self.looked, node = -math.inf, seat.node
         self.deaths[node.id] += seat.rows == 0
         if self.deaths[node.id] >= DEATHS and self._alive(node):
@@ -199,7 +201,8 @@ class Crew:
         if not isinstance(told, Lost):
             return self._keep(seat, seat.hand.pop(ticket), told)
         hand, seat.hand = seat.hand, {}
-        blames, lane = told.died and self._alive(seat.node), seat.lane
+        died, lane = told.died and self._alive(seat.node), seat.lane
+        blames = died
         assert lane is not None
         for other, batch in hand.items():
             self.waiting.pop(other, None)
@@ -212,7 +215,7 @@ class Crew:
                     lane.keep(piece.key, self.terms.lost(piece.payload))
             else:
                 lane.roll.back(batch)
-        self._gone(seat)
+        self._gone(seat, died)
 
     def _keep(self, seat: Seat, batch: list[Piece], told: Any) -> None:
         if isinstance(told, Failed):

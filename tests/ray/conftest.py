@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from shard_gym.work.cluster import QUIET
+
 ROOT = Path(__file__).parents[2]
 PATHS = os.pathsep.join(map(str, (ROOT, ROOT / "agents")))  # for processes on nodes
 MARK = "SHARD_GYM_TESTS"  # in the environment of our processes
@@ -21,7 +23,8 @@ def two_nodes():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", PATHS)
         patch.setenv(MARK, str(os.getpid()))
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        for name in QUIET:
+            patch.setenv(name, "0")
         from ray.cluster_utils import Cluster
 
         cluster = Cluster(

@@ -92,6 +92,15 @@ def test_where_every_node_is_noisy_the_command_ends_with_the_figure(two_nodes, t
         campaign(tmp_path, noise=-0.01).run(two_nodes.address)
 
 
+def test_each_gpu_of_a_node_has_a_bench(two_nodes, more_nodes, tmp_path):
+    more_nodes(num_gpus=2, num_cpus=2, env_vars=environment())  # Ray believes it
+    cuda = ClusterCampaign(tmp_path, Drawn(120, seed=1), Settings("cuda"), bench=SLOW, modules=())
+    (one,) = cuda.run(two_nodes.address)
+    found = ledger.read(one.folder / "rows-ray.jsonl")
+    assert len(found) == 120 and {row["place"].partition(" ")[2] for row in found} == {"GPU 0", "GPU 1"}
+    assert one.settings.device == "cuda"
+
+
 @needs_fbgemm
 @pytest.mark.slow
 def test_the_real_operator_is_measured_on_nodes(two_nodes, tmp_path, capsys):

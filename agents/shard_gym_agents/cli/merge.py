@@ -1,13 +1,13 @@
-"""Unite what parts of one piece of work wrote: shard-gym merge runs/1 runs/2 --out runs/all
+"""Unite what parts of one piece of work wrote.
 
 Folders of `shard-gym measure --part I/N` become one folder with its measurements.npz, results of `shard-gym
-leaderboard --part I/N` one result. Parts of different work are refused, and so are two answers to one question.
-"""
+leaderboard --part I/N` one result. Parts of different work are refused, and so are two answers to one question."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import sys
+from contextlib import nullcontext, redirect_stdout
 from importlib import import_module
 from pathlib import Path
 
@@ -19,20 +19,25 @@ MEASURED = "shard_gym.measuring.merging"  # each has merge(paths, out) -> lines 
 RESULTS = "shard_gym_agents.leaderboard.merging"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Unite parts."""
-    made = commands.parser("shard-gym merge", __doc__)
+def parser() -> commands.Parser:
+    """Options of `merge`."""
+    examples = ("shard-gym merge runs/1 runs/2 --out runs/all", "shard-gym merge campaign-1 campaign-2 --out campaign")
+    made = commands.parser("shard-gym merge", __doc__, examples=examples, answer="what was united")
     made.add_argument("parts", nargs="+", type=Path, metavar="PART", help="folders, or files of results")
-    made.add_argument("--out", type=Path, required=True, help="where the whole goes, beside the parts")
-    return commands.run(made, _run, arguments)
+    made.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the whole goes, beside the parts")
+    made.set_defaults(run=merge_parts)
+    return made
 
 
-def _run(options: argparse.Namespace) -> None:
+def merge_parts(options: argparse.Namespace) -> None:
+    """Unite parts."""
     if absent := [path for path in options.parts if not path.exists()]:
         raise CorruptFile(f"{absent[0]} is not there")
     measured = [(path / CAMPAIGN).exists() for path in options.parts]
     if any(measured) and not all(measured):
         other = options.parts[measured.index(False)]
         raise CorruptFile(f"{other} holds no {CAMPAIGN}, but other parts are folders of measurements")
-    merge = import_module(MEASURED if all(measured) else RESULTS).merge
-    commands.show("\n".join(merge(options.parts, options.out)))
+    aside = redirect_stdout(sys.stderr) if options.json else nullcontext()  # tables of a leaderboard
+    with commands.waiting(options, "merge"), aside:
+        told = import_module(MEASURED if all(measured) else RESULTS).merge(options.parts, options.out)
+    commands.answer(options, "merged/1", lambda: {"out": options.out, "told": told}, lambda: "\n".join(told))

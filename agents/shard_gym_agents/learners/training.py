@@ -25,22 +25,13 @@ from shard_gym.results.evaluate import score
 from shard_gym.task.suites import Suite
 from shard_gym_agents.learners import LEARNERS
 from shard_gym_agents.learners.learner import SuiteLearner, load_tensors, save_tensors
+from shard_gym_agents.learners.schedule import Schedule
 from shard_gym_agents.solvers.greedy import CostGreedy
 from shard_gym_agents.solvers.solver import Solver
 
 
 class TrainingFailed(ShardGymError):
     """Losses, weights or probabilities are no numbers any more; the message says since when, and what is kept."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Limits of a run, and how often it is validated and kept."""
-
-    iterations: int = 200
-    validate_every: int = 10  # iterations
-    patience: int = 20  # validations without a better one before training stops
-    checkpoint_seconds: float = 30.0
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from shard_gym.memory.shards import CACHE_LOAD_FACTOR, Shards, Tables
 from shard_gym.memory.usage import shard_bytes
 from shard_gym.plan.forms import beyond_columns
 from shard_gym.task.task import Task
-from shard_gym.torchrec.layouts import KINDS_OF
-from shard_gym.torchrec.plans import KERNEL_OF
+from shard_gym.torchrec.layouts import KERNEL_OF, KINDS_OF
 
 BY_HOST = "table_column_wise"  # column shards on the devices of one host: nothing new where there is one host
 TIES = (*KINDS_OF, *KERNEL_OF.values(), "dense")  # the order of a table's options that are worth the same
