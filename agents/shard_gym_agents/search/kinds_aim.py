@@ -13,7 +13,8 @@ from shard_gym.plan.plan import Plan
 from shard_gym.simulators import FastSimulator
 from shard_gym.task.task import Task
 from shard_gym_agents.search.choices import Choices, Option
-from shard_gym_agents.search.kinds_board import Asked, Board
+from shard_gym_agents.search.kinds_board import Board
+from shard_gym_agents.search.kinds_options import Told
 from shard_gym_agents.search.kinds_swaps import even_out
 from shard_gym_agents.search.kinds_trades import Trades, slopes, traded
 from shard_gym_agents.search.state import Budget, Costs
@@ -48,7 +49,7 @@ class Aim:
     def aim(self, sums: np.ndarray) -> None:
         """Set costs of shards, those near these sums where they do not add up, and prices by them."""
         rates, self.offset, self.share = self._near(sums)
-        self.phases, self.asked_of = np.stack([self.choices.loads(phase) for phase in rates]), Asked()
+        self.phases, self.told = np.stack([self.choices.loads(phase) for phase in rates]), Told()
         self.loads = self.phases.sum(axis=0)
         forms = replace(self.choices.forms, may=self.choices.may)
         self.prices = prices(forms, self.choices.forms.loads(rates.sum(axis=0)))
@@ -92,7 +93,7 @@ class Aim:
         """A board with no item placed."""
         ask = None if self.trades is None else self._value
         board = Board(self.choices, self.phases, self.offset, price, self.unit, ask, self.share)
-        board.asked_of = self.asked_of
+        board.options.told = self.told
         return board
 
     def seen(self, board: Board) -> bool:

@@ -113,7 +113,8 @@ def _whole(search: Aim) -> list[Board]:
     """
     choices, planner, board = search.choices, search.costs.planner, search.board(search.prices.price)
     forms = choices.forms.first[:-1] + [name for name, _ in choices.forms.residences].index("hbm")
-    if not choices.may[forms, DEVICE][choices.items].all():
+    least = choices.size[:, forms[choices.items], DEVICE].min(axis=2).sum(axis=1)
+    if not choices.may[forms, DEVICE][choices.items].all() or (least > choices.room.sum(axis=1)).any():
         return []
     rows, sums = choices.piece_rows()[forms], np.zeros_like(board.sums)
     alone = costs_alone(planner, search.task, rows)
@@ -149,10 +150,7 @@ def in_turn(search: Aim, turn: Turn, may: np.ndarray | None = None) -> Board:
     board = search.board(turn.price)
     if may is not None:
         board.narrow(may)
-    for item, lift in zip(turn.order.tolist(), turn.lift.tolist(), strict=True):
-        board.raised(lift)
-        if (option := board.best(item)) is not None:
-            board.put(item, option)
+    board.put_in_turn(turn.order, turn.lift)
     search.seen(board)
     return board
 
