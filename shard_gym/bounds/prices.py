@@ -18,6 +18,7 @@ import numpy as np
 from shard_gym import core
 from shard_gym.plan.forms import DEVICE, HOST, Forms
 from shard_gym.plan.violations import rooms
+from shard_gym.simulators.base import along_devices
 
 STEPS = 26  # halvings of a price
 ROUNDS = 3  # over the two memories
@@ -105,7 +106,10 @@ def _to_the_left(option: np.ndarray, real: np.ndarray) -> tuple[np.ndarray, np.n
 def _useless(values: np.ndarray) -> np.ndarray:
     """True for options than which another one of the table is better; cost, slowest shard and bytes (4, N, M)."""
     one, other = values[..., None], values[..., None, :]
-    found: np.ndarray = ((other[0] < one[0]) & (other[1:] <= one[1:]).all(axis=0)).any(axis=2)
+    better = other[0] < one[0]
+    for more, less in zip(one[1:], other[1:], strict=True):
+        better &= less <= more
+    found: np.ndarray = better.any(axis=2)
     return found
 
 
@@ -171,7 +175,7 @@ def _totals(forms: Forms, loads: np.ndarray) -> np.ndarray:
 
 def _dearest(forms: Forms, loads: np.ndarray) -> np.ndarray:
     """The least cost of the dearest device that holds a part of a table, by forms and choices, (R, 4)."""
-    dearest = loads.max(axis=2)
+    dearest = along_devices(np.maximum, loads)[..., 0]
     dearest[:, DEVICE] = loads[:, DEVICE].min(axis=1)
     dearest[:, HOST] = forms.by_host(loads[:, HOST]).max(axis=2).min(axis=1)
     return np.where(forms.fits, dearest, np.inf)

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from shard_gym.memory.shards import CACHED, ID_BYTES, ID_WEIGHT_BYTES, IN_UVM, Shards
+from shard_gym.memory.shards import ID_BYTES, ID_WEIGHT_BYTES, Shards
 from shard_gym.simulators.lookups import Lookups, sectors
 from shard_gym.task.constraints import BY_HOST, OF_ONE
 from shard_gym.task.links import HOST_LINK as HOST_LINK
@@ -54,11 +54,11 @@ def traffic(task: Task, shards: Shards, lookups: Lookups) -> np.ndarray:
     row = sectors(shards.dim * shards.of.element_bytes)
     missed = lookups.missed(shards, row)
     # updated rows go back to the host; without a cache the backward pass reads them once more
-    again = np.where(np.isin(shards.of.kernel, CACHED), 1, 2) * missed * row
+    again = np.where(shards.of.cached, 1, 2) * missed * row
     states = (
         task.state_bytes[1, shards.table] // 4 * sectors(4 * shards.dim)
     )  # those of weights are in the host's memory too
-    states = np.where(np.isin(shards.of.kernel, IN_UVM), 2 * states * lookups.touched.sum(axis=1), 0)
+    states = np.where(shards.of.in_host, 2 * states * lookups.touched.sum(axis=1), 0)
     columns = [
         np.where(kind == "rw", sent, 0),
         np.where(np.isin(kind, BY_HOST), sent, 0),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -71,6 +71,11 @@ class Choices:
         whole = np.arange(len(self.forms.residences))
         for table in np.flatnonzero(~self.rules.leads).tolist():
             yield self.forms.first[table] + whole, self.forms.first[self.rules.leader[table]] + whole
+
+    @cached_property
+    def ruled(self) -> Forms:
+        """Forms with the choices that rules leave."""
+        return replace(self.forms, may=self.may) if self.rules.binding else self.forms
 
     @property
     def kinds(self) -> np.ndarray:

@@ -38,7 +38,7 @@ def greedy_board(search: Aim) -> Board:
 
     The first will do if it is near the bound. Where some items have found no room, the price rises on.
     """
-    few = ENOUGH if search.trades is None else len(_settings(search))
+    few = ENOUGH if search.adds_up else len(_settings(search))
     found, whole = list[Board](), [*_whole(search), *_staying(search)]
     for turn in turns(search):
         found.append(in_turn(search, turn))
@@ -48,7 +48,7 @@ def greedy_board(search: Aim) -> Board:
             break
     if not search.chosen:
         return _evenly(search) or min(found, key=_amiss)
-    if not near and search.trades is None:
+    if not near and search.adds_up:
         found += _without_slow(search, min(found, key=_amiss))
     return min((*found, *whole), key=_amiss)
 
@@ -91,7 +91,7 @@ def turns(search: Aim) -> Iterator[Turn]:
     cost = choices.rules.merged(prices.least)
     cost = cost / max(cost.sum(), 1e-300)
     steep = search.unit * forms.taken.any(axis=(1, 2)) / choices.room.mean(axis=1).repeat(2)[:2]
-    if search.trades is not None:
+    if not search.adds_up:
         order = items[np.argsort(-cost[items], kind="stable")]
         to_come = 1 - cost[order].cumsum()
         for dearer, times, least in _settings(search):

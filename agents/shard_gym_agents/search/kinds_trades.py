@@ -7,7 +7,6 @@ promising ones are asked about.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import numpy as np
 
@@ -36,7 +35,7 @@ class Trades:
         self.size = np.pad(choices.size[:, :, DEVICE, 0], ((0, 0), (0, 1)))
         self.step = np.maximum(np.abs(self.rows).mean(axis=0), 1e-9)
         whole = (forms.level == 0) & choices.may[:, DEVICE]
-        self.whole = [a + np.flatnonzero(whole[a:b]) for a, b in pairwise(forms.first.tolist())]
+        self.whole = np.split(np.flatnonzero(whole), whole.cumsum()[forms.first[1:-1] - 1])
 
 
 class Position:
