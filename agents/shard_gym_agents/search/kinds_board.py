@@ -61,7 +61,7 @@ class Board:
 
     @property
     def loads(self) -> np.ndarray:
-        """What each choice of a form adds to each phase of devices' costs, in units, (P, R, 4, K)."""
+        """Loads that each choice of a form adds to each phase of devices' costs, in units, (P, R, 4, K)."""
         return self.options.loads
 
     @property
@@ -185,7 +185,7 @@ class Board:
         self.settle()
 
     def _of(self, option: Option, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What an option adds to devices that hold so many of its pieces: load (P, K), and bytes, (Q, K)."""
+        """Load (P, K) and bytes (Q, K) that an option adds to devices that hold so many of its pieces."""
         loads, size = self.loads[:, option.form, option.choice], self.choices.size[:, option.form, option.choice]
         return loads * times, size * times
 

@@ -161,7 +161,10 @@ def seeded(search: Aim, board: Board, rng: np.random.Generator) -> Board:
     Each is of some kinds, as each kind may have a price of its own, such as one more collective that all wait for.
     """
     choices, first = search.choices, next(turns(search))
-    kinds, cost = np.unique(choices.kinds[choices.may]), choices.rules.merged(search.prices.least)[first.order]
+    kinds, cost = (
+        np.flatnonzero(np.bincount(choices.kinds[choices.may])),
+        choices.rules.merged(search.prices.least)[first.order],
+    )
     to_come = 1 - cost.cumsum() / max(cost.sum(), 1e-300)
     search.polish(board, rng)
     search.seen(board)

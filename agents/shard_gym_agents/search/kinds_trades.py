@@ -178,7 +178,7 @@ def traded(board: Board, trades: Trades, budget: Budget) -> None:
         helped = True
     if not helped:
         return
-    for item in np.unique(position.item).tolist():
+    for item in sorted(set(position.item.tolist())):  # np.unique would import much
         mine = position.item == item
         targets, form = tuple(sorted(position.device[mine].tolist())), int(position.form[mine][0])
         if (targets, form) != (board.chosen[item].targets, board.chosen[item].form):
