@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from shard_gym import core, simulators
 from shard_gym.errors import InfeasibleTask
 from shard_gym.plan.forms import DEVICE, HOST
+from shard_gym.simulators import collectives
 from shard_gym.simulators.base import counted
 from shard_gym.task.constraints import Constraints
+from shard_gym.task.links import Links
 from shard_gym_agents.search.kinds import Search, greedy
 from shard_gym_agents.search.kinds_greedy import turns
 from shard_gym_agents.search.state import Budget
@@ -150,6 +152,29 @@ def test_an_option_is_useless_where_another_is_cheaper_and_takes_no_more():
 
 
 @built
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([(), (1,), (3, 2)]),
+    st.sampled_from([(1, 0), (8, 0), (8, 4), (7, 3), (24, 8), (2, 5)]),
+    st.booleans(),
+    st.sampled_from([np.inf, 3e7]),
+    st.sampled_from([np.inf, 1e8]),
+)
+@settings(max_examples=60, deadline=None)
+def test_collectives_are_numpys(seed, plans, hosts, peers, uplink, fabric):
+    rng, (devices, group) = np.random.default_rng(seed), hosts
+    links = Links(1.5e8, 0.03, group, uplink, fabric, peers)
+    sums = rng.integers(0, 2**30, (*plans, devices, 13)) / 2.0**14 * (rng.random(13) < 0.7)
+    sums *= rng.random((*plans, devices, 1)) < 0.8
+
+    def told():
+        return collectives.comm_of(links, 4096, sums, 5, 7)
+
+    for c, numpy in zip(*by_both(told), strict=True):
+        np.testing.assert_array_equal(c, numpy)
+
+
+@built
 def test_the_core_refuses_options_that_do_not_fit_together():
     _, board = begun(0, TORCHREC)
     c, given = core.compiled(), board.options.given
@@ -169,6 +194,9 @@ def test_the_core_refuses_options_that_do_not_fit_together():
             c.cheapest(*wrong[0], *wrong[1], wrong[2])
     with pytest.raises(ValueError, match="priced wants"):
         c.priced(np.zeros((2, 3)), np.zeros((2, 2, 2)), np.zeros(2), np.zeros(2), 0, np.ones(2), 3, 0.0)
+    with pytest.raises(ValueError, match="comm wants"):
+        first = np.zeros(2, np.int64)
+        c.comm(np.ones(9), first, first + 3, np.zeros((1, 2, 13)), 5, 7, np.zeros((2, 1, 2)))
     with pytest.raises(ValueError, match="in_turn wants"):
         turn = np.zeros((1, 1)), np.zeros((1, 2)), np.zeros(1), np.zeros((1, 9), np.int64), np.zeros((1, 4))
         c.in_turn(*given, board.load, board.free, board.offset, np.zeros(1, np.int64), *turn)

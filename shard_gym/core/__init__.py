@@ -23,7 +23,19 @@ from shard_gym.errors import CoreError
 
 VERSION = 5  # of the functions in core.c
 EXTENSION = "shard_gym.core._compiled"
-FUNCTIONS = ("decode", "device_sums", "greedy", "deal", "place", "masks", "flat", "cheapest", "in_turn", "priced")
+FUNCTIONS = (
+    "decode",
+    "device_sums",
+    "greedy",
+    "deal",
+    "place",
+    "masks",
+    "flat",
+    "cheapest",
+    "in_turn",
+    "priced",
+    "comm",
+)
 AGAIN = "build it with `pip install -e .` or `pip install --force-reinstall shard-gym`, or set SHARD_GYM_CORE=numpy"
 
 
@@ -266,3 +278,17 @@ def priced(  # noqa: PLR0913  # a search in one variable, and all that it is in
         return None
     found: float = c.priced(cost, size, room, price, memory, between, steps, mean)
     return found
+
+
+def comm(
+    numbers: np.ndarray, first: np.ndarray, size: np.ndarray, sums: np.ndarray, dim: int, moved: int
+) -> np.ndarray | None:
+    """Communication in the forward and the backward pass, (2, ..., K), from sums (..., K, H) with columns of whole
+    tables and, from `moved` on, of other traffic; by numbers of the links, (9,), and each device's host, (K,) both."""
+    if (c := compiled()) is None:
+        return None
+    *plans, devices, width = sums.shape
+    out = np.empty((2, *plans, devices))
+    given = np.ascontiguousarray(sums, np.float64).reshape(-1, devices, width)
+    c.comm(numbers, first, size, given, dim, moved, out.reshape(2, -1, devices))
+    return out

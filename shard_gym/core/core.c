@@ -742,6 +742,106 @@ static double best_price(const Market *m, double *price, int memory, double low,
     return best;
 }
 
+/* ---- Collectives of an iteration, see shard_gym/task/links.py and shard_gym/simulators/collectives.py */
+
+enum { ROWS, HOST_ROWS, COPIES, IDS }; /* columns of what moves, as collectives.py has them */
+enum { PORT, LATENCY, UPLINK, FABRIC, PEER_TO_PEER, HOSTS, POOLED, AN_ID, MIB, WIRES };
+
+typedef struct {
+    const double *number;        /* (WIRES,) those of the links, hosts, bytes of a column, of a MiB of ids, and 2**20 */
+    const int64_t *first, *size; /* (devices,) of each device's host */
+    Py_ssize_t devices;
+} Wires;
+
+/* Links.all_to_all_ms of columns, or nothing where nobody sends: added to `out`. */
+INLINE void exchanged(const Wires *w, const double *dims, double batch, double *out)
+{
+    const double *x = w->number;
+    double devices = (double)w->devices, total = 0.0, slice = batch / devices;
+    for (Py_ssize_t k = 0; k < w->devices; k++)
+        total += dims[k];
+    double some = total > 0.0 ? 1.0 : 0.0;
+    if (w->devices == 1)
+        return;
+    for (Py_ssize_t k = 0; k < w->devices; k++) {
+        double host = (double)w->size[k], held = 0.0, near, far;
+        for (Py_ssize_t j = w->first[k]; j < w->first[k] + w->size[k]; j++)
+            held += dims[j];
+        if (x[PEER_TO_PEER] != 0.0)
+            near = larger(dims[k] * (host - 1), held - dims[k]);
+        else
+            near = larger(dims[k] * (devices - 1), total - dims[k]);
+        double ms = near * (slice / x[PORT]) + x[LATENCY];
+        if (x[UPLINK] < INFINITY) {
+            if (x[PEER_TO_PEER] != 0.0)
+                far = larger(held * (devices - host), (total - held) * host);
+            else
+                far = larger(held * (devices - 1), total * host - held);
+            ms += far * (slice / x[UPLINK]);
+        }
+        if (x[FABRIC] < INFINITY)
+            ms += total * ((devices - 1) * slice / x[FABRIC]);
+        out[k] += ms * some;
+    }
+}
+
+/* Links._ms */
+INLINE double passing(const double *x, double near, double leaving, double everything)
+{
+    double ms = near / x[PORT] + leaving / x[UPLINK] + everything / x[FABRIC];
+    return ms + x[LATENCY] * (near + leaving > 0.0 ? 1.0 : 0.0);
+}
+
+/* Links.ring_ms */
+INLINE double ring(const Wires *w, Py_ssize_t k, double held)
+{
+    const double *x = w->number;
+    double devices = (double)w->devices, passed = held * ((devices - 1) / devices);
+    double leaving = passed * (x[PEER_TO_PEER] != 0.0 ? (x[HOSTS] > 1.0 ? 1.0 : 0.0) : (double)w->size[k]);
+    return passing(x, passed, leaving, passed * devices);
+}
+
+/* Links.rings_in_groups_ms and Links.between_groups_ms of the same bytes, whose share of each device adds up to `all`. */
+INLINE double by_hosts(const Wires *w, Py_ssize_t k, double held, double all)
+{
+    const double *x = w->number;
+    double host = (double)w->size[k], hosts = x[HOSTS], passed = held * ((host - 1) / host);
+    double leaving = larger(held * (hosts - 1), all - held) / hosts;
+    double inside = passing(x, passed, passed * (x[PEER_TO_PEER] != 0.0 ? 0.0 : host), passed * (double)w->devices);
+    return inside + passing(x, 0.0, leaving, all * ((hosts - 1) / hosts));
+}
+
+/* collectives.comm_ms: of whole tables' columns in column `dim` of sums, and what moves besides from column `moved` on;
+   forward and backward, (2, plans, devices). `room` is for four numbers of each device. */
+FOR_ALL_PROCESSORS
+static void comm_all(const Wires *w, const double *sums, Py_ssize_t plans, Py_ssize_t width, Py_ssize_t dim, Py_ssize_t moved,
+                     double *room, double *out)
+{
+    Py_ssize_t devices = w->devices;
+    double *dims = room, *ids = room + devices, *share = ids + devices, *of_ids = share + devices;
+    const double *x = w->number;
+    for (Py_ssize_t p = 0; p < plans; p++, sums += devices * width) {
+        double *there = out + p * devices, *back = there + plans * devices;
+        for (Py_ssize_t k = 0; k < devices; k++) {
+            const double *of = sums + k * width + moved;
+            dims[k] = sums[k * width + dim];
+            ids[k] = of[IDS];
+            share[k] = of[HOST_ROWS] * x[POOLED] / (double)w->size[k];
+            there[k] = of_ids[k] = 0.0;
+        }
+        exchanged(w, dims, x[POOLED], there);
+        exchanged(w, ids, x[AN_ID], of_ids);
+        double all = sum_of(share, devices);
+        for (Py_ssize_t k = 0; k < devices; k++) {
+            const double *of = sums + k * width + moved;
+            double both = there[k] + ring(w, k, of[ROWS] * x[POOLED]);
+            both += by_hosts(w, k, of[HOST_ROWS] * x[POOLED], all);
+            there[k] = both + of_ids[k];
+            back[k] = both + 2 * ring(w, k, of[COPIES] * x[MIB]);
+        }
+    }
+}
+
 /* ---- What Python calls: arrays as buffers, checked, so that no call can read or write beside them */
 
 #define MOST_ARRAYS 16
@@ -1153,6 +1253,39 @@ static PyObject *priced(PyObject *self, PyObject *const *args, Py_ssize_t given)
     return PyErr_Occurred() ? NULL : PyFloat_FromDouble(best);
 }
 
+static PyObject *comm(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    Arrays arrays = {.held = 0};
+    Py_buffer *number, *first, *size, *sums, *out;
+    int fine = given == 7 || refuse("comm(numbers, first, size, sums, dim, moved, out)");
+    if (fine && (number = take(&arrays, args[0], 'd', 1, 0)) && (first = take(&arrays, args[1], 'l', 1, 0)) &&
+        (size = take(&arrays, args[2], 'l', 1, 0)) && (sums = take(&arrays, args[3], 'd', 3, 0)) &&
+        (out = take(&arrays, args[6], 'd', 3, 1))) {
+        Py_ssize_t dim = PyLong_AsSsize_t(args[4]), moved = PyLong_AsSsize_t(args[5]), width = sums->shape[2];
+        Wires wires = {number->buf, first->buf, size->buf, sums->shape[1]};
+        double *room = NULL;
+        int known = number->shape[0] == WIRES && first->shape[0] == wires.devices && size->shape[0] == wires.devices &&
+                    out->shape[0] == 2 && out->shape[1] == sums->shape[0] && out->shape[2] == wires.devices && dim >= 0 &&
+                    dim < width && moved >= 0 && moved + IDS < width;
+        for (Py_ssize_t k = 0; known && k < wires.devices; k++)
+            known = wires.first[k] >= 0 && wires.size[k] > 0 && wires.first[k] + wires.size[k] <= wires.devices;
+        if (PyErr_Occurred())
+            ;
+        else if (!known)
+            refuse("comm wants numbers (9,), first and size (K,) of hosts, sums (P, K, H), columns of it, and out (2, P, K)");
+        else if (!(room = malloc((size_t)(4 * wires.devices) * sizeof(double) + 1)))
+            PyErr_NoMemory();
+        else {
+            Py_BEGIN_ALLOW_THREADS
+            comm_all(&wires, sums->buf, sums->shape[0], width, dim, moved, room, out->buf);
+            Py_END_ALLOW_THREADS
+        }
+        free(room);
+    }
+    let_go(&arrays);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
 static PyMethodDef functions[] = {
     {"decode", (PyCFunction)(void (*)(void))decode, METH_FASTCALL, "Times of shards from their sums."},
     {"device_sums", (PyCFunction)(void (*)(void))device_sums, METH_FASTCALL, "Sum of each device's tables."},
@@ -1164,6 +1297,7 @@ static PyMethodDef functions[] = {
     {"cheapest", (PyCFunction)(void (*)(void))cheapest, METH_FASTCALL, "The option of a table that adds least."},
     {"in_turn", (PyCFunction)(void (*)(void))in_turn, METH_FASTCALL, "Tables in turn in the options that add least."},
     {"priced", (PyCFunction)(void (*)(void))priced, METH_FASTCALL, "The best price of a memory."},
+    {"comm", (PyCFunction)(void (*)(void))comm, METH_FASTCALL, "Communication of each device in both passes."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -142,7 +142,7 @@ class Forms:
 
     @cached_property
     def _at(self) -> np.ndarray:
-        """Where `placed` is in numbers of parts and devices, (S, K), row by row; (R, 4, K)."""
+        """Place of `placed` in numbers of parts and devices, (S, K), row by row; (R, 4, K)."""
         devices = self.block.shape[1]
         at: np.ndarray = self.placed * devices + np.arange(devices)
         return at

@@ -17,9 +17,11 @@ how long one takes is said in `shard_gym.task.links`.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
+from shard_gym import core
 from shard_gym.memory.shards import ID_BYTES, ID_WEIGHT_BYTES, Shards
 from shard_gym.simulators.lookups import Lookups, sectors
 from shard_gym.task.constraints import BY_HOST, OF_ONE
@@ -73,6 +75,21 @@ def traffic(task: Task, shards: Shards, lookups: Lookups) -> np.ndarray:
 def host_ms(host_link: float, moved: np.ndarray) -> np.ndarray:
     """Time at the host's memory of the forward and of the backward pass, (2, ..., K), from sums of `traffic`."""
     return np.stack([moved[..., FETCHED], moved[..., UPDATED]]) * (MIB / host_link)
+
+
+def comm_of(links: Links, batch: int, sums: np.ndarray, dim: int, moved: int) -> tuple[np.ndarray, np.ndarray]:
+    """`comm_ms` of sums (..., K, H), with columns of whole tables in one column and those of `traffic` from another."""
+    found = core.comm(*_wires(links, batch, sums.shape[-2]), sums, dim, moved)
+    return comm_ms(links, batch, sums[..., dim], sums[..., moved:]) if found is None else (found[0], found[1])
+
+
+@lru_cache(64)
+def _wires(links: Links, batch: int, devices: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Links as the compiled core knows them: numbers, and the first device and the size of each device's host."""
+    starts, sizes = links.groups(devices)
+    rates = links.port, links.latency_ms, links.uplink, links.fabric, links.peer_to_peer
+    numbers = np.array([*rates, len(starts), POOLED_BYTES * batch, POOLED_BYTES * MIB_BATCH, MIB], np.float64)
+    return numbers, starts.repeat(sizes), sizes.repeat(sizes)
 
 
 def comm_ms(links: Links, batch: int, columns: np.ndarray, moved: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

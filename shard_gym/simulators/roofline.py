@@ -23,7 +23,7 @@ from shard_gym.simulators.collectives import (
     MIB,
     UPDATED,
     columns_sent,
-    comm_ms,
+    comm_of,
     even_comm_ms,
     host_ms,
     least_comm_ms,
@@ -140,7 +140,7 @@ class Roofline(FastSimulator):
         if task.objective == "kernel":
             there = back = np.zeros_like(forward)
         elif some_moved:
-            there, back = comm_ms(links, task.batch, sums[..., DIM], moved)
+            there, back = comm_of(links, task.batch, sums, DIM, COUNT + 1)
         else:
             there = back = links.all_to_all_ms(sums[..., DIM], task.batch)
         return Latency(forward, there, back, backward)
