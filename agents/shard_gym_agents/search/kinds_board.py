@@ -146,10 +146,10 @@ class Board:
         self.cost[items] = (self.loads[:, form, choice] * times).swapaxes(0, 1)
         self.held[items] = (self.choices.size[:, form, choice] * times).swapaxes(0, 1)
         self.form[items], self.alone[items] = form, (times > 0) & (choice == DEVICE)[:, None]
-        pieces = np.where(choice <= HOST, self.choices.forms.pieces[form], 1).tolist()
-        told = zip(items.tolist(), found.worth[done].tolist(), form.tolist(), choice.tolist(), strict=True)
-        for (item, *option), count, targets in zip(told, pieces, found.targets[done].tolist(), strict=True):
-            self.chosen[item] = Option(*option, tuple(targets[:count]))
+        pieces = np.where(choice <= HOST, self.choices.forms.pieces[form], 1)
+        columns = (column.tolist() for column in (items, found.worth[done], form, choice, found.targets[done], pieces))
+        for item, worth, of, by, targets, count in zip(*columns, strict=True):
+            self.chosen[item] = Option(worth, of, by, tuple(targets[:count]))
         if self.ask is not None:
             self.sums += self.choices.sum_of(form, choice, times)
         return True
