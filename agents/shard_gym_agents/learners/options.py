@@ -1,4 +1,4 @@
-"""DreamShard with the planner in the loop where tasks allow all kinds of sharding: a policy over options of tables.
+"""DreamShard with the planner in the loop where tables may be sharded or halved: a policy over options of tables.
 
 Beside a table's features, the policy is shown what the planner says of the plan with each option, whose pieces go where
 they cost least. Training begins near cost-greedy, with four weights: of an aim (what devices cost, raised by an even
