@@ -35,7 +35,7 @@ class CorruptFile(ShardGymError, ValueError):
 
 
 class EntryRefused(ShardGymError):
-    """An entry can be read, but what it claims does not come out again, or contradicts its card."""
+    """An entry can be read, but its claims are wrong, or contradict its card."""
 
 
 class InUse(ShardGymError, BlockingIOError):
@@ -43,7 +43,7 @@ class InUse(ShardGymError, BlockingIOError):
 
 
 class OutOfTurn(ShardGymError, RuntimeError):
-    """A command that is not yet, or no longer, to be given; the message says which one is."""
+    """A command comes too early or too late; the message names the command that is next."""
 
 
 class MissingDependency(ShardGymError, ImportError):
@@ -67,7 +67,7 @@ class CoreError(ShardGymError, ImportError):
 
 
 class SettingsIgnored(UserWarning):
-    """A simulator answers for settings of its own, not for the task's; told once."""
+    """A simulator predicts for settings of its own, not for the task's; warned of once."""
 
 
 class FeaturesUnscaled(UserWarning):

@@ -204,7 +204,7 @@ def test_other_modules_with_tables_are_refused():
     )
     for module in (fused, managed, Quantised([table], is_weighted=False, device=META)):
         with pytest.raises(
-            InvalidPool, match=rf"inner.1 is a torchrec\S+\.{type(module).__name__}: tables of .*, no others"
+            InvalidPool, match=rf"inner.1 is a torchrec\S+\.{type(module).__name__}\b.*: tables of .*, no others"
         ):
             collections_of(Model(module))
 

@@ -23,6 +23,7 @@ from shard_gym.measuring.campaign import Campaign
 from shard_gym.measuring.fbgemm import Settings
 from shard_gym.measuring.host import places
 from shard_gym.measuring.measurements import Measurements
+from shard_gym.measuring.merging import merge
 from shard_gym.measuring.shards import ALL_DIMS, MAX_TABLES, MIN_POOLING, SHARES, SUITE_DIMS, Drawn, Listed, Mixed
 from shard_gym.records.commands import seconds
 from shard_gym.records.locks import LOCK
@@ -156,6 +157,20 @@ def test_a_campaign_runs_to_its_end_and_packs_a_card(tmp_path, shard_file, capsy
     assert card["hardware"]["device"] and card["versions"]["torch"]
     assert measure.main(["--out", str(tmp_path / "out"), *flags, "--pack"]) == 0
     assert Measurements.load(tmp_path / "out" / "measurements.npz") == packed
+
+
+@needs_fbgemm
+@pytest.mark.usefixtures("warm_workers")
+def test_two_parts_united_have_the_shards_of_the_whole(tmp_path, shard_file):
+    parts = [tmp_path / "1", tmp_path / "2"]
+    for n, folder in enumerate(parts, start=1):
+        flags = [*FLAGS, "--shard-file", str(shard_file), "--workers", "1", "--part", f"{n}/2"]
+        assert measure.main(["--out", str(folder), *flags]) == 0
+    shares = [len(Measurements.load(folder / "measurements.npz")) for folder in parts]
+    merge(parts, tmp_path / "all")
+    united, listed = (Measurements.load(path) for path in (tmp_path / "all" / "measurements.npz", shard_file))
+    assert sum(shares) == len(united) == 40 and min(shares) > 8 and united.card["measured"] == 40
+    assert [united.key(i) for i in range(40)] == [listed.key(i) for i in range(40)]
 
 
 @needs_fbgemm

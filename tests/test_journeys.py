@@ -24,7 +24,7 @@ def wheel(tmp_path_factory):
 
 
 def walked(journey, folder, *needs, given=()):
-    """What a journey prints that begins in an empty folder, in an empty environment with these packages."""
+    """Folder and words of a journey that begins in an empty folder, in an empty environment with these packages."""
     programs = release.environment(sys.executable, folder / "env", *needs)
     place = folder / "place"
     place.mkdir()
@@ -50,11 +50,11 @@ def test_an_engineer_has_a_plan_a_picture_and_a_file_for_torchrec(wheel, tmp_pat
 def test_a_researchers_policy_is_trained_ranked_and_on_the_page(wheel, tmp_path):
     place, told = walked("researcher.sh", tmp_path, TORCH, f"{wheel}[sb3]", "pytest")
     assert "4 passed" in told and "trained for" in told
-    ranks = {
-        words[1]: int(words[0]) for line in told.splitlines() if len(words := line.split()) > 2 and words[0].isdigit()
-    }
-    assert {"my_agent:Policy", "my_agent.ppo:Policy", "cost-greedy", "random"} <= ranks.keys()
-    assert ranks["my_agent.ppo:Policy"] < ranks["random"]
+    table = (place / "my_agent" / "run" / "core-60x4.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines() if line.startswith("| ")]
+    gaps = {row[2]: float(row[4].split("%")[0]) for row in rows if row[1].isdigit()}
+    assert gaps.keys() == {"my_agent:Policy", "my_agent.ppo:Policy", "cost-greedy", "lookup-greedy", "random"}
+    assert gaps["my_agent.ppo:Policy"] < gaps["lookup-greedy"] < gaps["random"]
     assert "my_agent.ppo:Policy" in (place / "my_agent" / "run" / "leaderboard.html").read_text()
     assert "100 plans scored again, 100 feasible" in told
     done = subprocess.run(["ls", place / "my_agent" / "entry"], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""What a release must be: one version everywhere, files that hold what they should, Pythons that are found or named."""
+"""A release: one version everywhere, files that hold what they should, Pythons that are found or named."""
 
 import re
 import subprocess
@@ -143,6 +143,18 @@ def test_pythons_are_found_or_refused(tmp_path, monkeypatch):
     assert "3.13" not in release.pythons([]) or mine == "3.13"
     with pytest.raises(ReleaseRefused, match="no Python that makes environments"):
         release.pythons([tmp_path / "nothing"])
+
+
+def test_tests_that_need_torch_are_counted_apart_and_other_failures_refused(tmp_path):
+    cases = """<testcase classname="a" name="passes"/><testcase classname="a" name="skips"><skipped/></testcase>
+        <testcase classname="a" name="needs"><failure message="No module named 'torch'">x</failure></testcase>
+        <testcase classname="b" name="cannot be read"><error message="e">No module named 'torchrec.types'</error></testcase>"""
+    (tmp_path / "report.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    assert release.counted(tmp_path / "report.xml") == (1, 2)
+    wrong = '<testcase classname="c" name="broken"><failure message="assert 1 == 2">x</failure></testcase>'
+    (tmp_path / "report.xml").write_text(f"<testsuites><testsuite>{cases}{wrong}</testsuite></testsuites>")
+    with pytest.raises(ReleaseRefused, match="1 tests failed: c::broken"):
+        release.counted(tmp_path / "report.xml")
 
 
 def test_a_program_that_fails_is_told_with_its_last_words():

@@ -78,7 +78,21 @@ def test_a_roll_reads_its_list_no_further_than_it_must():
     read = []
     roll = Roll(Piece(str(i), read.append(i)) for i in range(100))
     roll.batch(10)
-    assert len(read) == 11 and roll
+    assert len(read) == 10 and roll and len(read) == 11
+
+
+def test_a_list_may_wait_for_rows():
+    rows = []
+
+    def each():  # one more piece than there are rows
+        for i in range(5):
+            while len(rows) < i:
+                yield None
+            yield Piece(str(i), i)
+
+    lane = Lane.of(each(), lambda key, row: rows.append(row), lambda: None)
+    Crew(Here(node(1), node(2)), Squares, Terms(), lane).run()
+    assert rows == [0, 1, 4, 9, 16]
 
 
 def test_batches_grow_until_they_take_the_time_they_should():
@@ -290,7 +304,7 @@ def test_an_address_that_does_not_answer_is_told():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, but nobody listens
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(ClusterError, match=f"nothing answers at {address} within 0 s"):
+        with pytest.raises(ClusterError, match=f"nothing that is Ray answers at {address} within 0 s"):
             cluster._wait_for(address, 0.0)
     with pytest.raises(ClusterError, match="soon is no address of a Ray cluster"):
         cluster._wait_for("soon", 0.0)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 from benchmarks import distributions
 from shard_gym.records import commands
@@ -33,7 +35,8 @@ ReleaseRefused = distributions.ReleaseRefused
 ROOT = Path(__file__).parents[2]
 PYTHONS = ("3.11", "3.12", "3.13")
 SUMS = "SHA256SUMS"
-TESTS = ("pytest", "pytest-xdist", "hypothesis", "setuptools", "build", "matplotlib", "highspy", "pyarrow")
+TESTS = ("build", "hypothesis", "pytest", "pytest-xdist", "setuptools")
+ABSENT = re.compile(r"No module named '(torch|torchrec|fbgemm_gpu|sb3_contrib|moviepy)|needs torch|No package .* torch")
 USE = """
 import sys
 import gymnasium, shard_gym, shard_gym_agents
@@ -89,7 +92,8 @@ def release(options: argparse.Namespace) -> None:
                     tried(one, python, version)
             if options.tests:
                 with step(f"Python {name}, fast tests"):
-                    tested(source, python)
+                    passed, absent = tested(source, python)
+                commands.show(f"Python {name}: {passed:,} tests passed, {absent} need torch, which is not there")
         keep(built, options.out)
     for kept in (options.out / one.path.name for one in built):
         commands.show(f"{kept.stat().st_size / 1e6:6.2f} MB  {kept}")
@@ -166,7 +170,7 @@ def copied(folder: Path) -> Path:
 
 def build(what: str, source: Path, out: Path, more: Mapping[str, str] | None = None) -> None:
     """Build a distribution of the source by this Python's setuptools."""
-    command = [sys.executable, "-m", "build", "--no-isolation", what, "--outdir", out, source]
+    command = [sys.executable, "-m", "build", "--no-isolation", what, "--outdir", str(out), str(source)]
     time_of_commit = said(["git", "log", "-1", "--format=%ct"], cwd=ROOT).strip()
     said(command, env={**os.environ, "SOURCE_DATE_EPOCH": time_of_commit, **(more or {})})
 
@@ -176,19 +180,40 @@ def tried(built: Built, python: Path, version: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         bin_folder = environment(python, Path(folder) / "env", built.path)
         prefix = str(Path(folder).resolve())
-        said([bin_folder / "python", "-c", USE, prefix, version, built.core], cwd=folder, env=clean())
+        said([str(bin_folder / "python"), "-c", USE, prefix, version, built.core], cwd=folder, env=clean())
         path = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
-        journey = ["bash", ROOT / "examples" / "journeys" / "engineer.sh", ROOT / "examples" / "tables.csv"]
+        examples = ROOT / "examples"
+        journey = ["bash", str(examples / "journeys" / "engineer.sh"), str(examples / "tables.csv")]
         said(journey, cwd=folder, env={**clean(), "PATH": path})
 
 
-def tested(source: Path, python: Path) -> None:
-    """Run the fast tests, but for those that need torch or an extra that is not there, on a copy of the checkout."""
+def tested(source: Path, python: Path) -> tuple[int, int]:
+    """Run the fast tests on a copy of the checkout, without torch: how many passed, and how many need torch."""
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(source, Path(folder) / "source")
-        bin_folder = environment(python, Path(folder) / "env", *TESTS, "-e", Path(folder) / "source")
-        words = ["-q", "-n", "2", "-m", "not slow and not cuda", "-p", "no:cacheprovider"]
-        said([bin_folder / "python", "-m", "pytest", *words], cwd=Path(folder) / "source", env=clean())
+        copy, report = shutil.copytree(source, Path(folder) / "source"), Path(folder) / "report.xml"
+        needs = (*TESTS, "-e", f"{copy}[exact,parquet,plots,render]")
+        program = environment(python, Path(folder) / "env", *needs) / "python"
+        words = ["-q", "-n", "2", "-m", "not slow and not cuda", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        command = [program, "-m", "pytest", *words, "--continue-on-collection-errors"]
+        done = subprocess.run(command, cwd=copy, env=clean(), capture_output=True, text=True)
+        if not report.exists():
+            raise ReleaseRefused(f"the tests did not begin:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        return counted(report)
+
+
+def counted(report: Path) -> tuple[int, int]:
+    """Tests that passed and tests that need torch, of a report by pytest; any other failure is refused."""
+    passed, absent, broken = 0, 0, []
+    for case in ElementTree.parse(report).iter("testcase"):
+        told = [*case.iter("failure"), *case.iter("error")]
+        passed += not told and case.find("skipped") is None
+        if told and any(ABSENT.search(f"{one.get('message')} {one.text}") for one in told):
+            absent += 1
+        elif told:
+            broken.append(f"{case.get('classname')}::{case.get('name')}")
+    if broken:
+        raise ReleaseRefused(f"{len(broken)} tests failed: {', '.join(broken[:5])}")
+    return passed, absent
 
 
 def environment(python: Path, folder: Path, *needs: str | Path) -> Path:

@@ -1,6 +1,6 @@
 """A policy of your own: PPO of Stable-Baselines3, which sees the devices in one row of numbers. Needs the extra sb3.
 
-python -m my_agent.ppo             # trains it: a minute on one core
+python -m my_agent.ppo             # trains it: some minutes on one core
 shard-gym leaderboard --suite core-60x4 --agents cost-greedy --agent my_agent.ppo:Policy
 """
 
@@ -18,7 +18,7 @@ from shard_gym.simulators import Simulator
 
 SUITE, ENV = "core-60x4", "shard_gym:ShardGym-Core-60x4-Flat"
 WEIGHTS = Path(__file__).with_name("ppo.zip")
-STEPS = 100_000
+STEPS = 200_000
 
 
 @dataclass(frozen=True)

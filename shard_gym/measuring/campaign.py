@@ -22,7 +22,7 @@ from typing import Any
 
 from shard_gym.errors import CorruptFile, ShardGymError, SimulatorError
 from shard_gym.measuring.fbgemm import Bench, Settings, simulator_id
-from shard_gym.measuring.host import kind_of, machine, pinned, places
+from shard_gym.measuring.host import kind_of, machine, places
 from shard_gym.measuring.measurements import UNKNOWN, Measurements, repeat_noise
 from shard_gym.measuring.operator import require
 from shard_gym.measuring.rows import TIMES, Row, as_measurements, rows_of
@@ -149,7 +149,7 @@ class Campaign:
 
     @property
     def described(self) -> dict[str, Any]:
-        """What makes two campaigns the same, wherever they are measured."""
+        """Everything that makes two campaigns the same, wherever they are measured."""
         return {
             "schema": SCHEMA,
             "simulator": simulator_id(self.settings),
@@ -242,7 +242,7 @@ class Campaign:
 
 
 def head_of(folder: Path) -> dict[str, Any]:
-    """What a campaign's folder says of it."""
+    """Head of the campaign in a folder."""
     found = read_json(folder / HEAD)
     if not isinstance(found, dict):
         raise CorruptFile(f"{folder / HEAD} is no object")
@@ -250,7 +250,7 @@ def head_of(folder: Path) -> dict[str, Any]:
 
 
 def compared(key: str, value: Any) -> Any:
-    """What of an entry must be the same in the heads of one campaign."""
+    """The part of an entry that must be the same in the heads of one campaign."""
     told = json.loads(json.dumps(value))
     return kind_of(told) if key == "hardware" and isinstance(told, dict) else told
 
@@ -265,18 +265,16 @@ def _work(campaign: Campaign, number: int, place: tuple[str, int | None], indice
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this one
     try:
-        with (
-            ledger.opened(campaign.folder / f"rows-{number}.jsonl") as rows,
-            pinned(device, core),
-        ):
+        with ledger.opened(campaign.folder / f"rows-{number}.jsonl") as rows:
             bench = campaign.bench(replace(campaign.settings, device=device))
-            bench.take_memory()
-            for done, index in enumerate(indices):
-                if until.over(done):
-                    return
-                rows.append({"index": index, "begun": round(time.time(), 1)})
-                answer = answer_of(bench, campaign.source.shard(index), index)
-                rows.append({"index": index, **answer, "at": round(time.time(), 1)})
+            with bench.pinned(core):
+                bench.take_memory()
+                for done, index in enumerate(indices):
+                    if until.over(done):
+                        return
+                    rows.append({"index": index, "begun": round(time.time(), 1)})
+                    answer = answer_of(bench, campaign.source.shard(index), index)
+                    rows.append({"index": index, **answer, "at": round(time.time(), 1)})
     except (ShardGymError, OSError) as error:
         sys.stderr.write(f"worker {number} on {device}: {error}\n")
         sys.exit(REFUSED)

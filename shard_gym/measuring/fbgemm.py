@@ -7,6 +7,7 @@ backward apart. Every run looks up fresh ids and starts from cleared caches.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -115,8 +116,12 @@ class Bench:
         free = max(free_bytes(s.device) - arena, 0)
         self.ids = Ids(self.device, s.batch, s.cold, int(s.cache_gb * GB or free * CACHE_SHARE))
 
+    def pinned(self, core: int | None) -> AbstractContextManager[None]:
+        """One thread on one core, if this bench is a CPU's."""
+        return pinned(self.settings.device, core)
+
     def machine(self) -> dict[str, Any]:
-        """What this bench stands on: hardware and versions."""
+        """Hardware and versions that this bench stands on."""
         return machine(self.settings.device)
 
     def take_memory(self) -> None:

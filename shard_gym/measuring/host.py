@@ -204,7 +204,7 @@ def hardware(device: str) -> dict[str, Any]:
 
 
 def kind_of(found: dict[str, Any]) -> dict[str, Any]:
-    """What `hardware` says of the kind of a device, whatever machine it is in."""
+    """The part of `hardware` that is the same for a device of this kind in any machine."""
     return {name: value for name, value in found.items() if name not in COUNTED}
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from shard_gym.errors import NodeRefused, SimulatorError
 from shard_gym.measuring.campaign import PROGRESS_SECONDS, Campaign, answer_of
 from shard_gym.measuring.fbgemm import Bench, Settings
-from shard_gym.measuring.host import kind_name, pinned
+from shard_gym.measuring.host import kind_name
 from shard_gym.measuring.measurements import UNKNOWN, repeat_noise
 from shard_gym.measuring.noise import limit_of
 from shard_gym.measuring.rows import Row, as_measurements
@@ -56,9 +56,8 @@ class Measuring:
         cores = sorted(os.sched_getaffinity(0))
         core, gpu = cores[slot.number % len(cores)], os.environ.get("CUDA_VISIBLE_DEVICES", "")
         self.place = f"{slot.host} core {core}" if settings.device == "cpu" else f"{slot.host} GPU {gpu}"
-        self._pin = ExitStack()
-        self._pin.enter_context(pinned(settings.device, core))
-        self.bench = make(settings)
+        self.bench, self._pin = make(settings), ExitStack()
+        self._pin.enter_context(self.bench.pinned(core))
         self.bench.take_memory()
 
     def about(self) -> dict[str, Any]:
@@ -130,7 +129,11 @@ class ClusterCampaign:
             kinds: dict[str, Kind] = {}
             with ExitStack() as files:
                 admit = partial(self._admit, kinds, files)
-                cluster.work_off_by_kind(MakeBench(self.settings, self.bench), replace(terms, admit=admit))
+                try:
+                    cluster.work_off_by_kind(MakeBench(self.settings, self.bench), replace(terms, admit=admit))
+                except KeyboardInterrupt:
+                    sys.stderr.write(f"stopped; {self.folder} keeps what was measured, the same command goes on\n")
+                    raise
             for kind in kinds.values():
                 kind.campaign.pack()
         return [kind.campaign for kind in kinds.values()]

@@ -22,9 +22,13 @@ from shard_gym.work.terms import Failed, Lane, Lost, Node, Row, Slot, Terms, Wor
 
 __all__ = ["Cluster", "Lane", "Node", "Piece", "Slot", "Terms"]
 
+# Of a Ray that is started here: tell nobody of it; give its workers no less of the cores than other processes have.
+QUIET = ("RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO")
 PACKAGES = ("shard_gym", "shard_gym_agents")  # of ours, whose files must be the same on all nodes
-SECONDS = 30.0  # that an address has to answer
+SECONDS, NODE_SECONDS = 30.0, 120.0  # that an address has to answer, and each node, which starts a process first
 ANSWER_SECONDS = 10.0  # for what was told to be ready
+SETTINGS = b"\x04"  # the type of HTTP/2's first frame
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + SETTINGS + b"\0" * 5
 RAY = "pip install 'ray>=2.60,<3'"
 
 
@@ -35,7 +39,6 @@ class Cluster:
     ray: Any
     facts: dict[str, str]  # of this machine
     modules: tuple[str, ...]  # that every node needs
-    seconds: float = SECONDS  # that a node has to answer
 
     @classmethod
     @contextmanager
@@ -51,7 +54,7 @@ class Cluster:
         try:
             if not guest:
                 _join(ray, address, seconds)
-            cluster = cls(ray, facts.tell(PACKAGES, ()), tuple(modules), seconds)
+            cluster = cls(ray, facts.tell(PACKAGES, ()), tuple(modules))
             cluster._check()
             yield cluster
         finally:
@@ -73,7 +76,7 @@ class Cluster:
 
     def work_off(
         self,
-        pieces: Iterable[Piece],
+        pieces: Iterable[Piece | None],
         make_worker: Callable[[Slot], Worker],
         keep: Callable[[str, Row], None],
         terms: Terms | None = None,
@@ -104,8 +107,8 @@ class Cluster:
         """Ask a worker; what is sent must fit in this node's object store."""
         try:
             return getattr(worker, method).remote(*given)
-        except self.ray.exceptions.ObjectStoreFullError as error:
-            raise ClusterError(_full(socket.gethostname(), error)) from error
+        except self._full as error:
+            raise ClusterError(f"node {socket.gethostname()}, this one: {_full(error)}") from error
 
     def fire(self, worker: Any) -> None:
         """End a worker's process."""
@@ -119,19 +122,23 @@ class Cluster:
         return self.ray.wait(list(tickets), num_returns=len(tickets), timeout=0)[0] if found else []
 
     def answer(self, ticket: Any) -> Any:
-        """What was answered, or Lost, or the words of what failed."""
+        """The answer, or Lost, or the words of what failed."""
         errors = self.ray.exceptions
-        full = (errors.ObjectStoreFullError, errors.OutOfDiskError)
         try:
             return self.ray.get(ticket, timeout=ANSWER_SECONDS)
-        except full as error:
-            return Failed(_full("", error))
+        except self._full as error:
+            return Failed(_full(error))
         except errors.ActorDiedError:
             return Lost(died=True)
         except errors.RayTaskError as error:
-            return Failed(_full("", error) if isinstance(error.cause, full) else reason(error.cause))
+            cause = error.cause or error
+            return Failed(_full(cause) if isinstance(cause, self._full) else reason(cause))
         except errors.RayError:  # it cannot be reached, or its node is gone
             return Lost(died=False)
+
+    @property
+    def _full(self) -> tuple[type[BaseException], ...]:
+        return self.ray.exceptions.ObjectStoreFullError, self.ray.exceptions.OutOfDiskError
 
     def _on(self, node: Node) -> Any:
         return self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node.id, soft=False)
@@ -139,8 +146,8 @@ class Cluster:
     def _check(self) -> None:
         """Refuse to work with nodes that differ."""
         asked = {self.checking(node): node for node in self.nodes()}
-        answered, silent = self.ray.wait(list(asked), num_returns=len(asked), timeout=self.seconds)
-        wrong = [f"node {asked[ticket].name} does not answer within {self.seconds:.0f} s" for ticket in silent]
+        answered, silent = self.ray.wait(list(asked), num_returns=len(asked), timeout=NODE_SECONDS)
+        wrong = [f"node {asked[ticket].name} does not answer within {NODE_SECONDS:.0f} s" for ticket in silent]
         for ticket in answered:
             if isinstance(why := self.answer(ticket), Failed):
                 wrong.append(f"node {asked[ticket].name} cannot be asked: {why.why}")
@@ -180,15 +187,15 @@ def _failed(error: Exception) -> Failed:
     return Failed(f"{type(error).__name__}: {reason(error)}")
 
 
-def _full(node: str, error: BaseException) -> str:
-    told = "the object store is full" + (f" on {node}" if node else "")
-    return f"{told} ({reason(error)}): start Ray there with more --object-store-memory, or end what else uses it"
+def _full(error: BaseException) -> str:
+    more = "start Ray there with more --object-store-memory, or end what else uses it"
+    return f"the object store is full ({reason(error)}): {more}"
 
 
 def _ray() -> Any:
     """Ray, quiet, or how to install it."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    for name in QUIET:
+        os.environ.setdefault(name, "0")
     try:
         import ray
         import ray.util.scheduling_strategies
@@ -219,17 +226,27 @@ def _join(ray: Any, address: str | None, seconds: float) -> None:
 
 
 def _wait_for(address: str, seconds: float) -> None:
-    """Wait until somebody listens at the address."""
+    """Wait until Ray's server, or at least one that speaks as it does, answers at the address."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ClusterError(f"{address} is no address of a Ray cluster; give HOST:6379, or auto on one of its nodes")
     until = time.monotonic() + seconds
     while True:
         try:
-            socket.create_connection((host, int(port)), timeout=max(until - time.monotonic(), 0.1)).close()
-            return
-        except OSError as error:
+            return _greet((host, int(port)), max(until - time.monotonic(), 0.1))
+        except (OSError, OverflowError) as error:
             if time.monotonic() + 1 > until:
-                told = f"nothing answers at {address} within {seconds:.0f} s ({reason(error)})"
-                raise ClusterError(f"{told}: start Ray there with `ray start --head`, or give another --ray") from error
+                told = f"nothing that is Ray answers at {address} within {seconds:.0f} s ({reason(error)})"
+                raise ClusterError(f"{told}: start it there with `ray start --head`, or give another --ray") from error
         time.sleep(1)
+
+
+def _greet(address: tuple[str, int], seconds: float) -> None:
+    """Begin to speak HTTP/2, as gRPC does; Ray itself would try a server that says nothing for minutes."""
+    with socket.create_connection(address, timeout=seconds) as server:
+        if os.environ.get("RAY_USE_TLS", "0") == "1":
+            return
+        server.settimeout(seconds)
+        server.sendall(GREETING)
+        if server.recv(9, socket.MSG_WAITALL)[3:4] != SETTINGS:
+            raise OSError("a server that is not Ray answers")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from shard_gym.records.files import json_sha256
@@ -18,7 +17,7 @@ GROWTH = 4  # times the batch before, at most
 
 @dataclass(frozen=True)
 class Piece:
-    """What has to be done, under a key of all that decides it."""
+    """Something to do, under a key of all that decides it."""
 
     key: str
     payload: Any
@@ -35,27 +34,42 @@ def left(pieces: Iterable[Piece], done: Container[str], part: Part = WHOLE) -> I
 
 
 class Roll:
-    """Pieces to be done: fresh ones, then those that came back, each of them alone if it may have killed a worker."""
+    """Pieces to be done: fresh ones, then those that came back, each of them alone if it may have killed a worker.
 
-    def __init__(self, pieces: Iterable[Piece]) -> None:
-        self._fresh = iter(pieces)
-        self._next: deque[Piece] = deque(islice(self._fresh, 1))
+    A list may give None for "nothing just now": it is asked again when rows have come in.
+    """
+
+    def __init__(self, pieces: Iterable[Piece | None]) -> None:
+        self._fresh, self._ended = iter(pieces), False
+        self._next: deque[Piece] = deque()  # of the fresh ones
         self._again: deque[Piece] = deque()  # of workers that died while they did another piece
         self._suspect: deque[Piece] = deque()
         self._blamed: Counter[str] = Counter()
 
     def __bool__(self) -> bool:
-        """True if a batch is to be had."""
-        return bool(self._next or self._again or self._suspect)
+        """True if there are pieces, or may be later."""
+        self._fill(1)
+        return bool(self._next or self._again or self._suspect) or not self._ended
 
     def batch(self, most: int) -> list[Piece]:
-        """The next pieces, at most so many; none where none is left by now."""
+        """The next pieces, at most so many; none where there is none just now."""
+        self._fill(most)
         for waiting, count in ((self._again, most), (self._next, most), (self._suspect, 1)):
             if waiting:
-                if waiting is self._next:
-                    waiting.extend(islice(self._fresh, most))  # one more than is taken
                 return [waiting.popleft() for _ in range(min(count, len(waiting)))]
         return []
+
+    def _fill(self, count: int) -> None:
+        """Read the list until so many pieces wait, or there is no more just now."""
+        while len(self._next) < count and not self._ended:
+            try:
+                piece = next(self._fresh)
+            except StopIteration:
+                self._ended = True
+                return
+            if piece is None:
+                return
+            self._next.append(piece)
 
     def back(self, batch: list[Piece]) -> None:
         """Take back a batch that nobody began, or whose node went away."""

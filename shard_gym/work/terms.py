@@ -62,7 +62,7 @@ class Lane:
     settle: Callable[[], None] = lambda: None  # brings to disk what was kept
 
     @classmethod
-    def of(cls, pieces: Iterable[Piece], keep: Callable[[str, Row], None], settle: Callable[[], None]) -> Lane:
+    def of(cls, pieces: Iterable[Piece | None], keep: Callable[[str, Row], None], settle: Callable[[], None]) -> Lane:
         """The lane of pieces that are not done."""
         return cls(Roll(pieces), keep, settle)
 
@@ -75,7 +75,7 @@ class Terms:
     gpus: float = 0.0
     workers: int = 0  # at most so many a node; 0: all that fit
     batch_seconds: float = 0.2
-    patience: float = 60.0  # seconds without any worker
+    patience: float = 300.0  # seconds without any worker; one that begins may have much to import
     stop_at: float = math.inf  # time.monotonic() after which nothing is begun
     settle: Callable[[], None] = lambda: None
     lost: Callable[[Any], Row] = lambda payload: {"error": "the process that did it died, twice"}
@@ -96,7 +96,7 @@ class Hands(Protocol):
         ...
 
     def checking(self, node: Node) -> Any:
-        """A ticket whose answer is what is wrong with the node, in words, or nothing."""
+        """A ticket; the answer is words on what is wrong with the node, or none."""
         ...
 
     def hired(self, node: Node, terms: Terms) -> Any:
@@ -116,5 +116,5 @@ class Hands(Protocol):
         ...
 
     def answer(self, ticket: Any) -> Any:
-        """What was answered, or Lost."""
+        """The answer, or Lost."""
         ...

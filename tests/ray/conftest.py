@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from shard_gym.work.cluster import QUIET
+
 ROOT = Path(__file__).parents[2]
 PATHS = os.pathsep.join(map(str, (ROOT, ROOT / "agents")))  # for processes on nodes
+MARK = "SHARD_GYM_TESTS"  # in the environment of our processes
 STORE = 100 * 2**20  # bytes of a node's object store
 
 if not find_spec("ray"):
@@ -19,7 +22,9 @@ def two_nodes():
     """A cluster of two nodes with one CPU each; `address` is what a command is given."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", PATHS)
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv(MARK, str(os.getpid()))
+        for name in QUIET:
+            patch.setenv(name, "0")
         from ray.cluster_utils import Cluster
 
         cluster = Cluster(

@@ -7,15 +7,17 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shard_gym.errors import ClusterError
 from shard_gym.records import ledger
 from shard_gym.work.cluster import Cluster, Terms
 from shard_gym.work.pieces import Piece, left
-from tests.ray.conftest import PATHS, ROOT
+from tests.ray.conftest import MARK, PATHS, ROOT, STORE
 from tests.ray.workers import Told
 
 DRIVER = """
@@ -68,14 +70,13 @@ def until(true, seconds=60.0):
 
 
 def hands():
-    """Processes of workers of this host's Ray."""
+    """Processes of workers of the tests' cluster."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if path.read_bytes().startswith(b"ray::_Hand"):
-                found.append(int(path.parent.name))
-        except OSError:
-            pass
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            ours = f"{MARK}={os.environ[MARK]}".encode() in (path / "environ").read_bytes()
+            if ours and (path / "cmdline").read_bytes().startswith(b"ray::_Hand"):
+                found.append(int(path.name))
     return found
 
 
@@ -124,8 +125,14 @@ def test_a_node_that_comes_later_takes_part(two_nodes, more_nodes):
         if int(key) == 10:
             more_nodes()
 
+    def until_it_works():
+        for piece in squares(100_000, 0.01):
+            if len(nodes) == 3:
+                return
+            yield piece
+
     with Cluster.joined(two_nodes.address) as cluster:
-        cluster.work_off(squares(1_500, 0.01), Told, keep, Terms(batch_seconds=0.05))
+        cluster.work_off(until_it_works(), Told, keep, Terms(batch_seconds=0.05))
     assert len(nodes) == 3
 
 
@@ -168,11 +175,12 @@ def test_a_node_without_a_module_is_told(two_nodes):
             pass
 
 
-def test_a_node_with_other_files_is_told(two_nodes, more_nodes, tmp_path):
-    package = tmp_path / "shard_gym"
-    package.mkdir()
+def test_a_node_with_other_files_is_told(two_nodes, more_nodes, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # Ray has nodes import from the driver's folder first
+    package = tmp_path / "other" / "shard_gym"
+    package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    more_nodes(env_vars={"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "agents")])})
+    more_nodes(env_vars={"PYTHONPATH": os.pathsep.join([str(package.parent), str(ROOT / "agents")])})
     with pytest.raises(ClusterError, match=r"node .+/\w{6} has shard_gym \w{12} \(here \w{12}\): install the same"):  # noqa: SIM117
         with Cluster.joined(two_nodes.address):
             pass
@@ -189,6 +197,23 @@ def test_an_address_where_nobody_is_is_told_in_time():
                 with Cluster.joined(address, seconds=2.0):
                     pass
             assert time.monotonic() - start < 20
+
+
+@pytest.mark.slow  # a cluster of its own
+def test_a_full_object_store_is_told(two_nodes):
+    from ray.cluster_utils import Cluster as Nodes
+
+    none_left = {"_system_config": {"local_fs_capacity_threshold": 0.0}}  # of the disk, where Ray spills to
+    nodes = Nodes(
+        True, head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": STORE} | none_left
+    )
+    try:
+        with pytest.raises(ClusterError, match=r"node .+/\w{6}: the object store is full .*--object-store-memory"):
+            worked(nodes.address, [Piece("row", ("big", 2 * STORE))])
+        with pytest.raises(ClusterError, match=r"node .+, this one: the object store is full"):
+            worked(nodes.address, [Piece("payload", ("square", np.ones(2 * STORE, np.uint8)))])
+    finally:
+        nodes.shutdown()
 
 
 def test_a_client_s_address_is_refused():

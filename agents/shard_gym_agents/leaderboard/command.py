@@ -121,7 +121,7 @@ def _ranked(
     takes = seconds_of(able, options.tasks, options.workers) / options.part.of
     _tell(f"{plans} plans to make" + (f": about {clock(takes)}" if cluster is None else ""))
     load = Load(arena.nursery.process.pid)
-    place = nodes.place_of(cluster, arena, list(able), options.workers, shared=options.memory_gb is None)
+    place = nodes.place_of(cluster, arena, list(able), options.workers)
     found = run_jobs(able, scope, place)
     outcome = Outcome(options, found.done, missing, found.watched_of, load.words())
     if cluster is not None:
