@@ -343,7 +343,7 @@ def test_the_fit_finds_the_links_that_made_the_times(links):
 @needs_torch
 @pytest.mark.parametrize("world", [2])
 def test_all_to_alls_between_processes_are_measured(tmp_path, world, monkeypatch):
-    monkeypatch.setattr(measure, "COLUMNS", (16,))
+    monkeypatch.setattr(comm, "COLUMNS", (16,))
     answer = comm.all_to_alls("cpu", (world,), (64,))
     assert answer["backend"] == "gloo" and len(answer["rows"]) == 6
     assert all(len(row["ms"]) == world and min(row["ms"]) > 0 for row in answer["rows"])

@@ -87,9 +87,8 @@ def parser() -> commands.Parser:
     made = commands.parser("shard-gym measure", __doc__, examples=EXAMPLES, answer="what was measured", kept=kept)
     out = "folder of the campaign; the same folder resumes it"
     made.add_argument("--out", type=Path, required=True, metavar="DIR", help=out)
-    budget = {"type": partial(seconds, unit="s"), "metavar": "TIME"}
     told = "stop after this long, such as 90s, 8m or 2h; default: when all shards are measured"
-    made.add_argument("--budget", default=math.inf, help=told, **budget)
+    made.add_argument("--budget", type=partial(seconds, unit="s"), default=math.inf, metavar="TIME", help=told)
     made.add_argument("--pack", action="store_true", help="measure nothing, write measurements.npz from what is there")
     _add_shards(made)
     add_settings(made)

@@ -84,7 +84,9 @@ def bash() -> str:
     """The script of bash; also of zsh, which can be told to read it."""
     parsers = {name: command.parser()._actions for name, command in COMMANDS.items()}
     by_values: dict[str, list[str]] = {}
-    others, files, words = [], [], _words()
+    others: list[str] = []
+    files: list[str] = []
+    words = _words()
     for name, actions in parsers.items():
         for action in actions:
             if action.option_strings and action.nargs != 0:
