@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 BUILT := pyproject.toml constraints.txt setup.py shard_gym/core/core.c
 
-.PHONY: leaderboard entries test lint release
+.PHONY: leaderboard entries test test-ray lint docs release
 
 leaderboard: .venv/core.stamp
 	$(BIN)/python -m benchmarks.leaderboard --page $(ARGS)
@@ -15,10 +15,16 @@ entries: .venv/core.stamp
 test: .venv/dev.stamp
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not cuda and not slow" $(ARGS)
 
+test-ray: .venv-ray/ray.stamp
+	.venv-ray/bin/python -m pytest tests/ray $(ARGS)
+
 lint: .venv/dev.stamp
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+docs: .venv-docs/stamp
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict $(ARGS)
 
 release: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.release $(ARGS)
@@ -38,4 +44,17 @@ release: .venv/dev.stamp
 	$(INSTALL) torch
 	$(INSTALL) -e ".[dev]"
 	$(INSTALL) --no-deps torchrec
+	touch $@
+
+# RLlib pins a gymnasium of its own, so Ray's tests have an environment of their own.
+.venv-ray/ray.stamp: $(BUILT) constraints-ray.txt
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install --quiet -c constraints-ray.txt torch
+	.venv-ray/bin/python -m pip install --quiet -c constraints-ray.txt -e ".[cpu,ray]" "ray[rllib]" hypothesis pytest
+	touch $@
+
+# Docstrings are read, not imported, so the documentation needs none of the rest.
+.venv-docs/stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet -c constraints.txt -e ".[docs]"
 	touch $@

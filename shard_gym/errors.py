@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 LONGEST = 100  # characters of a name that is compared with others
+LIKE = 0.7  # share of two names that is the same where one may stand for the other
 
 
 class ShardGymError(Exception):
@@ -34,7 +35,7 @@ class CorruptFile(ShardGymError, ValueError):
 
 
 class EntryRefused(ShardGymError):
-    """An entry can be read, but what it claims does not come out again, or contradicts its card."""
+    """An entry can be read, but its claims are wrong, or contradict its card."""
 
 
 class InUse(ShardGymError, BlockingIOError):
@@ -42,11 +43,19 @@ class InUse(ShardGymError, BlockingIOError):
 
 
 class OutOfTurn(ShardGymError, RuntimeError):
-    """A command that is not yet, or no longer, to be given; the message says which one is."""
+    """A command comes too early or too late; the message names the command that is next."""
 
 
 class MissingDependency(ShardGymError, ImportError):
     """An optional package is absent; the message is the command that installs it."""
+
+
+class ClusterError(ShardGymError, RuntimeError):
+    """A Ray cluster, or a node of it, cannot do the work; the message names the node."""
+
+
+class NodeRefused(ClusterError):
+    """A node may not take part in the work, which goes on without it; the message says why."""
 
 
 class SimulatorError(ShardGymError):
@@ -58,7 +67,7 @@ class CoreError(ShardGymError, ImportError):
 
 
 class SettingsIgnored(UserWarning):
-    """A simulator answers for settings of its own, not for the task's; told once."""
+    """A simulator predicts for settings of its own, not for the task's; warned of once."""
 
 
 class FeaturesUnscaled(UserWarning):
@@ -77,12 +86,17 @@ class UnknownName(ShardGymError, KeyError):
     """A name that is in no registry; the message lists the valid ones, and may say what helps or was meant."""
 
     def __init__(self, kind: str, name: object, valid: Iterable[object], how: str = "") -> None:
-        from difflib import get_close_matches  # it takes milliseconds to import, and few need it
-
         known = sorted(map(str, valid))
-        near = get_close_matches(str(name)[:LONGEST], known, n=1)
         told = f"unknown {kind} {name!r}; choose one of: {', '.join(known)}"
-        super().__init__("; ".join([told, *filter(None, [how]), *(f"did you mean {one}?" for one in near)]))
+        super().__init__("; ".join([told, *filter(None, [how])]) + meant(name, known))
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+def meant(name: object, valid: Iterable[object]) -> str:
+    """The question whether the most similar of the valid names was meant, after a semicolon; "" where none is near."""
+    from difflib import get_close_matches  # it takes milliseconds to import, and few need it
+
+    near = get_close_matches(str(name)[:LONGEST], list(map(str, valid)), n=1, cutoff=LIKE)
+    return f"; did you mean {near[0]}?" if near else ""

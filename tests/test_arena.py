@@ -21,7 +21,8 @@ from shard_gym_agents.leaderboard.arena.host import Nursery
 from shard_gym_agents.leaderboard.arena.job import Job
 from shard_gym_agents.leaderboard.arena.rules import FULL, LIMITS, Rules
 from shard_gym_agents.leaderboard.references import references
-from shard_gym_agents.leaderboard.runs import Arena, describe_agents, run_jobs
+from shard_gym_agents.leaderboard.runs import Here, Scope, run_jobs
+from shard_gym_agents.leaderboard.seats import Arena, describe_agents
 from tests.arena_helpers import processes_of
 
 SUITE, ROOFLINE, TASKS = "dlrm-10x4", "roofline:rtx2080ti-x4-v1", 2
@@ -168,17 +169,17 @@ def contest(folder, level):
     secret = [str(folder / name) for name in ("best_known", "results.jsonl")]
     nursery = nursery_at(level, secret=tuple(secret))
     agents = [*HONEST, *(f"corpus:{name}" for name in ROWS)]
-    arena = Arena(nursery, folder.parent / "partial", TASKS, agents=(*agents, "rival:Agent"))
+    arena = Arena(nursery, agents=(*agents, "rival:Agent"))
     limits = {f"corpus:{name}": 0.2 for name, told in ROWS.items() if "late: no plan" in str(told)}
     jobs = [Job(SUITE, agent, 0, ROOFLINE, ROOFLINE, time_limit=limits.get(agent, 30.0)) for agent in agents]
     try:
         about = describe_agents(jobs, arena, WORKERS)
         blank = {job: told for job, told in about.items() if not told.keys() & {"missing", "unknown"}}
-        done, complete = run_jobs(blank, arena, WORKERS)
+        found = run_jobs(blank, Scope(folder.parent / "partial", TASKS), Here(arena, WORKERS))
     finally:
         arena.stop()
         nursery.close()
-    assert complete
+    assert found.complete
     suite = suites.get(SUITE)
     refs = references(suite, "test", TASKS, ROOFLINE, folder / "none")
     unable = [
@@ -186,9 +187,9 @@ def contest(folder, level):
         for job, told in about.items()
         if job not in blank
     ]
-    by_seed = {job.agent: [results] for job, results in done.items()}
-    ranking = report.ranking(suite, "test", by_seed, refs, unable, arena.watched_of(done))
-    return {row.agent.removeprefix("corpus:"): row for row in ranking.rows}, {j.agent: r for j, r in done.items()}
+    by_seed = {job.agent: [results] for job, results in found.done.items()}
+    ranking = report.ranking(suite, "test", by_seed, refs, unable, found.watched_of(found.done))
+    return {row.agent.removeprefix("corpus:"): row for row in ranking.rows}, {j.agent: r for j, r in found.done.items()}
 
 
 def none_left(folder):

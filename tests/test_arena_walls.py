@@ -25,7 +25,7 @@ from shard_gym_agents.leaderboard.arena.host import Nursery, Worker, WorkerLost
 from shard_gym_agents.leaderboard.arena.job import Job
 from shard_gym_agents.leaderboard.arena.processes import descendants
 from shard_gym_agents.leaderboard.arena.rules import FULL, LIMITS, Rules
-from shard_gym_agents.leaderboard.runs import Watched
+from shard_gym_agents.leaderboard.kept import Watched
 from tests.arena_helpers import processes_of
 
 ROOT = Path(__file__).parents[1]

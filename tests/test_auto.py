@@ -13,7 +13,7 @@ from shard_gym_agents import AGENTS, make
 from tests.pool_helpers import fp16_pool as make_pool
 from tests.search_helpers import SIMULATOR, best_by_force, draw_task
 
-GREEDIES = [name for name in AGENTS if name.endswith("-greedy")]
+GREEDIES = [*(name for name in AGENTS if name.endswith("-greedy")), "ladder"]
 
 
 def makespan(task, plan, planner=SIMULATOR):

@@ -68,7 +68,7 @@ def test_actors_play_with_the_weights_of_then():
     for _ in range(5):
         weights.append({name: value.clone() for name, value in learner.net.state_dict().items()})
         learner.iterate()
-        assert same(learner.crew.actor.net.state_dict(), weights[max(0, len(weights) - 3)])
+        assert same(learner.crew.place.actor.net.state_dict(), weights[max(0, len(weights) - 3)])
 
 
 def test_importance_weights_are_one_without_lag():
@@ -254,8 +254,10 @@ def test_what_it_cannot_do_is_refused(tiny_task):
     for wrong in ({"batch": 3}, {"batch": 0}, {"lag": -1}):
         with pytest.raises(InvalidTask, match="multiple of batch"):
             replace(SMALL, **wrong)
-    with pytest.raises(InvalidTask, match="multiple of actors"):
-        replace(SMALL, actors=3)
+    with pytest.raises(InvalidTask, match="multiple of portion"):
+        replace(SMALL, portion=3)
+    with pytest.raises(InvalidTask, match="0 or more"):
+        replace(SMALL, actors=-1)
     with pytest.raises(UnknownName, match="pooling"):
         Learner(toy_suite(), replace(SMALL, drop="colour"), 0)
 

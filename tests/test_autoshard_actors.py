@@ -14,7 +14,8 @@ from shard_gym.measuring import fbgemm
 from shard_gym.memory.usage import device_bytes
 from shard_gym.results.evaluate import Unseen, score
 from shard_gym_agents.learners.autoshard import Config, Learner, load
-from shard_gym_agents.learners.autoshard_actors import ActorLost, CostLearner, Here, OwnCosts, Processes, Request
+from shard_gym_agents.learners.autoshard_actors import CostLearner, OwnCosts, Request
+from shard_gym_agents.learners.crews import ActorLost, Crew, Here, Processes
 from shard_gym_agents.learners.learner import packed, under
 from shard_gym_agents.learners.training import Schedule, train
 from tests.env_helpers import PoolingMs
@@ -41,23 +42,28 @@ def measuring(monkeypatch):
     monkeypatch.setitem(simulators.SIMULATORS, Measured.id, Measured)
 
 
-def test_a_process_plays_what_would_be_played_here():
+def test_who_plays_and_when_changes_nothing():
+    """Four portions of two episodes: here, in one process, in two, and by one that is killed at once."""
     learner = Learner(suites.get("dlrm-10x4"), SMALL, seed=0)
-    crews = [Here(learner.stage, 8, "cpu"), Processes(learner.stage, 8, 1), Processes(learner.stage, 8, 2)]
+    places = [Here(learner.stage, 2), Processes(learner.stage, 2, 1), Processes(learner.stage, 2, 2)]
     played = []
-    for crew in crews:
+    for place in places:
+        crew = Crew(place, 4)
         crew.send(Request(5, 3, packed(net=learner.net)))
+        if place is places[2]:
+            crew.tend(waits=True)  # somebody has begun
+            os.kill(place.processes[0].pid, signal.SIGKILL)
         played.append(crew.receive())
-    here, alone, two = played
-    for one, other in ((here, alone), (here, two)):
-        assert one.version == other.version == 3 and len(one.plans) == len(other.plans) == 8
-    assert here.calls == alone.calls
-    assert all(
-        torch.equal(a, b) for a, b in zip(vars(here.episodes).values(), vars(alone.episodes).values(), strict=True)
-    )
-    assert torch.equal(here.episodes.shown[:, :1], two.episodes.shown[:, :1])  # the first actor's first environment
-    for index, device in two.plans:
-        assert 0 <= index < 50 and (device >= 0).all()
+    here = played[0]
+    assert here.version == 3 and len(here.plans) == 8 and here.episodes.alive.shape[1] == 8
+    for other in played[1:]:
+        assert other.version == 3 and other.calls > 0
+        assert same(vars(here.episodes), vars(other.episodes))
+        assert all(i == j and (one == two).all() for (i, one), (j, two) in zip(here.plans, other.plans, strict=True))
+    assert places[2].begun == 3 and len(places[2].processes) == 2
+    for place in places:
+        place.end()
+    assert not places[2].processes
 
 
 def test_a_run_with_processes_is_that_without_and_resumed_to_the_bit():
@@ -66,14 +72,13 @@ def test_a_run_with_processes_is_that_without_and_resumed_to_the_bit():
     for _ in range(3):
         here.iterate()
     first.iterate()
+    first.end()
     second.restore(first.state())
     second.iterate()
+    os.kill(second.crew.place.processes[0].pid, signal.SIGKILL)
     second.iterate()
     assert same(second.state(), here.state())
-    os.kill(second.crew.processes[0].pid, signal.SIGKILL)
-    with pytest.raises(ActorLost, match="fewer --actors"):
-        for _ in range(3):
-            second.iterate()
+    second.end()
 
 
 def test_samples_are_plans_of_the_policy():
@@ -101,7 +106,7 @@ def test_what_is_dropped_changes_nothing(group):
     if group == "distribution":  # nothing else depends on it
         changed = replace(task, tables=other)
         assert solver(changed, None) == solver(task, None)
-    seen = learner.crew.actor.envs.env.bank.standardised(replace(task, tables=other))
+    seen = learner.crew.place.actor.envs.env.bank.standardised(replace(task, tables=other))
     hidden = np.isclose(seen, 0, atol=1e-12).all(axis=0)
     assert hidden[0] == (group == "dim") and hidden[4:].all() == (group == "distribution")
 
@@ -171,7 +176,7 @@ def test_the_cost_network_fits_what_it_is_told():
 
 def test_why_an_actors_process_ended_is_told():
     learner = Learner(suites.get("dlrm-10x2"), SMALL, seed=0)
-    crew = Processes(replace(learner.stage, order="sideways"), 2, 1)
+    crew = Crew(Processes(replace(learner.stage, order="sideways"), 2, 1), 1)
     crew.send(Request(0, 0, packed(net=learner.net)))
     with pytest.raises(ActorLost, match="unknown order 'sideways'"):
         crew.receive()

@@ -18,10 +18,12 @@ import numpy as np
 import pytest
 
 from shard_gym.errors import CorruptFile, InUse, SimulatorError, UnknownName
-from shard_gym.measuring import measure
-from shard_gym.measuring.campaign import Campaign, places
+from shard_gym.measuring import comm, measure
+from shard_gym.measuring.campaign import Campaign
 from shard_gym.measuring.fbgemm import Settings
+from shard_gym.measuring.host import places
 from shard_gym.measuring.measurements import Measurements
+from shard_gym.measuring.merging import merge
 from shard_gym.measuring.shards import ALL_DIMS, MAX_TABLES, MIN_POOLING, SHARES, SUITE_DIMS, Drawn, Listed, Mixed
 from shard_gym.records.commands import seconds
 from shard_gym.records.locks import LOCK
@@ -155,6 +157,20 @@ def test_a_campaign_runs_to_its_end_and_packs_a_card(tmp_path, shard_file, capsy
     assert card["hardware"]["device"] and card["versions"]["torch"]
     assert measure.main(["--out", str(tmp_path / "out"), *flags, "--pack"]) == 0
     assert Measurements.load(tmp_path / "out" / "measurements.npz") == packed
+
+
+@needs_fbgemm
+@pytest.mark.usefixtures("warm_workers")
+def test_two_parts_united_have_the_shards_of_the_whole(tmp_path, shard_file):
+    parts = [tmp_path / "1", tmp_path / "2"]
+    for n, folder in enumerate(parts, start=1):
+        flags = [*FLAGS, "--shard-file", str(shard_file), "--workers", "1", "--part", f"{n}/2"]
+        assert measure.main(["--out", str(folder), *flags]) == 0
+    shares = [len(Measurements.load(folder / "measurements.npz")) for folder in parts]
+    merge(parts, tmp_path / "all")
+    united, listed = (Measurements.load(path) for path in (tmp_path / "all" / "measurements.npz", shard_file))
+    assert sum(shares) == len(united) == 40 and min(shares) > 8 and united.card["measured"] == 40
+    assert [united.key(i) for i in range(40)] == [listed.key(i) for i in range(40)]
 
 
 @needs_fbgemm
@@ -315,9 +331,9 @@ def test_the_fit_finds_the_links_that_made_the_times(links):
     rows = [
         {"batch": batch, "dims": dims, "ms": links.all_to_all_ms(np.array(dims, float), batch).tolist()}
         for world in (2, 4)
-        for batch, dims in measure.cases(world, (512, 2_048), seed=0)
+        for batch, dims in comm.cases(world, (512, 2_048), seed=0)
     ]
-    found = measure.fit_links(rows)
+    found = comm.fit_links(rows)
     unbounded = {k: np.inf if v is None else v for k, v in found["links"].items()}
     assert unbounded["port"] == pytest.approx(links.port) and unbounded["fabric"] >= 0.999 * links.fabric
     assert unbounded["latency_ms"] == pytest.approx(links.latency_ms, abs=1e-9)
@@ -328,7 +344,7 @@ def test_the_fit_finds_the_links_that_made_the_times(links):
 @pytest.mark.parametrize("world", [2])
 def test_all_to_alls_between_processes_are_measured(tmp_path, world, monkeypatch):
     monkeypatch.setattr(measure, "COLUMNS", (16,))
-    answer = measure.all_to_alls("cpu", (world,), (64,))
+    answer = comm.all_to_alls("cpu", (world,), (64,))
     assert answer["backend"] == "gloo" and len(answer["rows"]) == 6
     assert all(len(row["ms"]) == world and min(row["ms"]) > 0 for row in answer["rows"])
     assert answer["fit"]["2"]["measured"] == 12 and json.dumps(answer)
@@ -337,6 +353,6 @@ def test_all_to_alls_between_processes_are_measured(tmp_path, world, monkeypatch
 @needs_torch
 def test_worlds_that_cannot_be_are_refused():
     with pytest.raises(SimulatorError, match="must divide the batches"):
-        measure.all_to_alls("cpu", (3,), (64,))
+        comm.all_to_alls("cpu", (3,), (64,))
     with pytest.raises(UnknownName, match="device"):
-        measure.all_to_alls("tpu", (2,), (64,))
+        comm.all_to_alls("tpu", (2,), (64,))

@@ -163,7 +163,7 @@ def test_an_agents_own_failure_is_told_in_a_line(task_file, capsys):
         "tests.odd_agents:Unbuilt": "RuntimeError: no checkpoint",
     }.items():
         assert main([*command, agent]) == 2
-        assert capsys.readouterr().err == f"shard-gym: {agent} failed: {told}\n"
+        assert capsys.readouterr().err == f"shard-gym solve: {agent} failed: {told}\n"
     assert main([*command, "tests.odd_agents:Raises", "--verbose"]) == 2
     assert "Traceback" in capsys.readouterr().err
 

@@ -174,8 +174,8 @@ WRONG = {
     "residence uvm keeps rows in the host's memory: tell host_memory": [
         *["--residences", "uvm", "--host-memory-gb", "0"]
     ],
-    "gigabytes are a number from 0, got nan": ["--host-memory-gb", "nan"],
-    "host_link must be a positive number": ["--host-link-gb-s", "0"],
+    "gigabytes are a number from 0, got nan": ["--residences", "uvm", "--host-memory-gb", "nan"],
+    "host_link must be a positive number": ["--residences", "uvm", "--host-link-gb-s", "0"],
     "--kinds-of takes TABLE=KIND": ["--kinds-of", "a"],
     "no table is called 'z'": ["--kinds-of", "z=rw"],
     "the kinds of table 0 are told twice": ["--kinds-of", "a=tw", "--kinds-of", "0=tw"],

@@ -1,6 +1,7 @@
 """Constraints, searches and changes of plans on the command line, run in this process."""
 
 import json
+import signal
 
 import numpy as np
 import pytest
@@ -118,36 +119,56 @@ def test_progress_is_told_where_it_is_wanted(capsys):
     assert capsys.readouterr().err == ""
     assert main([*solve, "--progress"]) == 0
     told = capsys.readouterr()
-    *_, last = told.err.strip().split("\r")
-    assert last.startswith(f"best {told.out.splitlines()[1].split()[1]} ms after ")
-    assert main([*solve[:-2], "--budget", "0.05", "--progress"]) == 0
-    assert "of 0.05 s" in capsys.readouterr().err
-    assert main(["solve", *CORE, "--agent", "cost-greedy", "--progress"]) == 0  # it has none
-    assert capsys.readouterr().err == ""
+    assert told.err.startswith("local-search: ") and told.err.count("\n") == 1
+    assert f", best {told.out.splitlines()[1].split()[1]} ms after " in told.err
+    assert main([*solve[:-2], "--budget", "50ms", "--progress"]) == 0
+    assert " of 0.05 s, best " in capsys.readouterr().err
+    assert main(["solve", *CORE, "--agent", "cost-greedy", "--progress"]) == 0  # it tells no better plans
+    assert capsys.readouterr().err.startswith("cost-greedy: 0.") and "best" not in capsys.readouterr().err
 
 
-def test_ctrl_c_returns_the_best_plan_so_far(monkeypatch, capsys):
-    improved = []
+@pytest.fixture
+def interrupted_search(monkeypatch):
+    """Makespans that a local search has when Ctrl-C comes."""
+    improved, improve = [], local_search.improve
 
     def interrupted(state, rng):
         improved.append(state.makespan)
         if len(improved) == 20:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return improve(state, rng)
 
-    improve = local_search.improve
     monkeypatch.setattr(local_search, "improve", interrupted)
-    assert main(["solve", *CORE, "--agent", "local-search", "--budget", "60"]) == 0
-    assert float(capsys.readouterr().out.splitlines()[1].split()[1]) == pytest.approx(min(improved), abs=1e-3)
+    return improved
 
 
-def test_ctrl_c_elsewhere_ends_quietly(monkeypatch, capsys):
+def test_ctrl_c_returns_the_best_plan_so_far(interrupted_search, tmp_path, capsys):
+    out = tmp_path / "plan.json"
+    solve = ["solve", *CORE, "--agent", "local-search", "--budget", "60", "--out", str(out)]
+    assert main(solve) == 130
+    told = capsys.readouterr()
+    assert float(told.out.splitlines()[1].split()[1]) == pytest.approx(min(interrupted_search), abs=1e-3)
+    assert told.err.startswith(f"shard-gym solve: stopped; the best plan so far is kept in {out}; `shard-gym reshard")
+    assert len(Plan.load(out).device) == 80
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_is_told_as_json(interrupted_search, capsys):
+    assert main(["solve", *CORE, "--agent", "local-search", "--budget", "60s", "--json"]) == 130
+    told = capsys.readouterr()
+    answer, error = json.loads(told.out), json.loads(told.err)
+    assert (answer["schema"], answer["interrupted"], answer["feasible"]) == ("shard-gym/solved/1", True, True)
+    assert (error["error"], error["exit_code"]) == ("Interrupted", 130)
+    assert "kept in no file" in error["message"]
+
+
+def test_ctrl_c_elsewhere_keeps_nothing_and_says_so(monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("shard_gym_agents.solvers.greedy.CostGreedy.__call__", interrupted)
     assert main(["solve", *CORE, "--agent", "cost-greedy"]) == 130
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "shard-gym solve: stopped; nothing is kept; the same command begins again\n"
 
 
 def test_what_moves_between_two_plans(given, capsys):

@@ -241,13 +241,13 @@ def told_by(cwd=ROOT, **environment):
 
 
 def test_the_version_tells_the_core(capsys, each_core):
-    with pytest.raises(SystemExit) as end:
-        main(["--version"])
-    assert end.value.code == 0 and capsys.readouterr().out == f"shard-gym {__version__}, core {each_core}\n"
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith(f"shard-gym {__version__}, core {each_core}\n")
 
 
 def test_the_core_is_chosen_by_the_environment():
-    assert told_by(SHARD_GYM_CORE="numpy") == (0, f"shard-gym {__version__}, core numpy\n")
+    code, told = told_by(SHARD_GYM_CORE="numpy")
+    assert (code, told.splitlines()[0]) == (0, f"shard-gym {__version__}, core numpy")
     assert told_by(SHARD_GYM_CORE="rust") == (2, "shard-gym: SHARD_GYM_CORE is c or numpy, got 'rust'\n")
 
 

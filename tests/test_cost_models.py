@@ -7,7 +7,8 @@ import torch
 
 from shard_gym.errors import CorruptFile, InvalidPool, UnknownName
 from shard_gym.measuring import predictors
-from shard_gym.measuring.fit import Fitting, fit, main
+from shard_gym.measuring.fit import Fitting, fit
+from shard_gym.measuring.fitting import main
 from shard_gym.measuring.measurements import Measurements
 from shard_gym.measuring.nets import net_of
 from shard_gym.simulators import features

@@ -20,6 +20,7 @@ ROOMS = (
     "errors",
     "core",
     "records",
+    "work",
     "tables",
     "task",
     "memory",

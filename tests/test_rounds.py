@@ -193,9 +193,9 @@ def test_a_round_that_broke_off_goes_on_with_its_agents(stage, capsys, monkeypat
     folder = stage("new")
     seen = []
 
-    def broken_off(jobs, rules, partial, workers, users):
+    def broken_off(jobs, rules, scope, workers, users, cluster):
         seen.append(Path(jobs[0].tasks).read_text())
-        return Played({}, {}, False, "full", [])
+        return Played({}, {}, False, "full")
 
     monkeypatch.setattr(module, "play", broken_off)
     round_("open", folder, "--agents", "cost-greedy,random", code=130)

@@ -154,3 +154,14 @@ def test_a_plan_comes_even_without_any_time():
         task = dataclasses.replace(drawn(3, room=2.0, devices=70), objective=objective)
         for name in ("auto", "local-search"):
             assert score(task, make(name, budget=0.0)(task, SIMULATOR), SIMULATOR).feasible
+
+
+def test_the_ladders_pieces_are_a_placement_to_begin_from():
+    """Tables together are one piece, which stays whole; the costliest other table comes in halves."""
+    pool = make_pool(rows=10**6, dim=[256, 4, 4], pooling=[50.0, 1.0, 1.0])
+    task = Task(pool, (10**10,) * 3, splits_allowed=True, constraints=Constraints(together=((1, 2),)))
+    board = Board(task, Costs(task, SIMULATOR), splits=True)
+    found = seeds.ladder(board, Budget(0, calls=10**6))
+    plan = make("ladder")(task, SIMULATOR)
+    assert found.plan().splits == plan.splits and 0 in plan.splits
+    assert not found.amiss and found.makespan == score(task, plan, SIMULATOR).makespan

@@ -159,10 +159,20 @@ def test_gains_over_ladder_by_hand():
     """Two tasks that both plan: 10 % less is measured where 20 % was predicted; the third one only it plans."""
     predicted = np.array([[10.0, 8.0], [20.0, 16.0], [np.inf, 5.0]])
     devices = np.stack([np.array([[10.0, 9.0], [20.0, 18.0], [np.inf, 5.0]])[..., None]] * 3)
-    found = Outcome("p", ("ladder", "search"), predicted, predicted, predicted[..., None], devices)
+    spread = np.zeros((3, 2, 1))
+    found = Outcome("p", ("ladder", "search"), predicted, predicted, predicted[..., None], devices, spread)
     (gain,) = sim_to_real.gains(found)
     assert (gain.predicted, gain.measured) == (pytest.approx(0.2), pytest.approx(0.1)) and gain.planned == 3
     assert gain.low == gain.high == pytest.approx(0.1)
-    assert "| search | 3 of 3 | +20.0% | +20.0% | +10.0% | +10.0% .. +10.0% |" in sim_to_real.page(
-        "p", "j", {"s": found}
-    )
+    assert gain.compared == 2 and gain.optimism == pytest.approx(9 / 8 - 1)
+    page = sim_to_real.page("p", "j", {"s": found})
+    assert "| search | 3 of 3 | 2 | +20.0% | +20.0% | +10.0% | +10.0% .. +10.0% |" in page
+    assert "search, measured +10.0% (+10.0% .. +10.0%): better, by at least 3%." in page
+
+
+def test_no_search_is_called_better_within_its_interval():
+    """One task 10 % faster, one 10 % slower than ladder's."""
+    predicted = np.array([[10.0, 8.0], [10.0, 8.0]])
+    devices = np.stack([np.array([[10.0, 9.0], [10.0, 11.0]])[..., None]] * 3)
+    found = Outcome("p", ("ladder", "s"), predicted, predicted, predicted[..., None], devices, np.zeros((2, 2, 1)))
+    assert sim_to_real.verdict(found).startswith("No method is measured to beat ladder: s comes nearest, +0.5%")

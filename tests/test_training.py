@@ -233,7 +233,7 @@ def test_the_command_trains_and_goes_on(tmp_path, capsys):
     for iterations in ("1", "2"):
         arguments = [*TRAIN, "--out", str(tmp_path), "--iterations", iterations, "--learning-rate", "0.002"]
         assert cli.main(arguments) == 0
-    assert "x cost-greedy on validation tasks" in capsys.readouterr().err
+    assert "x cost-greedy on validation tasks" in capsys.readouterr().out
     card = json.loads((tmp_path / "card.json").read_text())
     assert card["config"]["learning_rate"] == 0.002 and card["config"]["num_envs"] == 4
     assert card["command"].startswith("shard-gym train autoshard --suite dlrm-10x2")
@@ -260,11 +260,18 @@ def test_bad_input_is_told_in_one_line(tmp_path, capsys, monkeypatch, more, name
     assert len(told) == 1 and named in told[0]
 
 
-@pytest.mark.parametrize("arguments", [["nobody"], ["--suite", "dlrm-10x2"], ["autoshard", "--no-such-flag"]])
-def test_unknown_learners_and_flags_list_the_known(capsys, arguments):
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nobody", "--suite", "dlrm-10x2", "--out", "x"], "choose from 'autoshard', "),
+        (["--suite", "dlrm-10x2"], "required: LEARNER, --out; see shard-gym train --help"),
+        (["autoshard", "--learnig-rate", "1"], "did you mean --learning-rate?"),
+    ],
+)
+def test_unknown_learners_and_flags_list_the_known(capsys, arguments, told):
     with pytest.raises(SystemExit) as ended:
         cli.main(["train", *arguments])
-    assert ended.value.code == 2 and "autoshard" in capsys.readouterr().err
+    assert ended.value.code == 2 and told in capsys.readouterr().err
 
 
 def test_a_folder_named_as_a_learner_is_not_taken_for_one(capsys):

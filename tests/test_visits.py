@@ -7,9 +7,9 @@ import pytest
 
 from shard_gym.errors import InvalidPool
 from shard_gym.measuring import predictors
-from shard_gym.measuring.campaign import as_measurements
 from shard_gym.measuring.drift import settled
 from shard_gym.measuring.measurements import Measurements, at_pace, pool_named
+from shard_gym.measuring.rows import as_measurements
 from shard_gym.measuring.shards import Shard
 from shard_gym.measuring.visits import combined, pace_by_size
 

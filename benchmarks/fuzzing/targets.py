@@ -22,7 +22,8 @@ import numpy as np
 from benchmarks.fuzzing import calls
 from benchmarks.fuzzing.mutations import spoiled_arrays, spoiled_bytes, spoiled_call, spoiled_json, spoiled_text
 from shard_gym import Constraints, Plan, Task, make_pool, simulators, suites
-from shard_gym.measuring import campaign, fit
+from shard_gym.measuring import fit
+from shard_gym.measuring import rows as campaign_rows
 from shard_gym.measuring.measurements import COLUMNS, Measurements
 from shard_gym.memory.usage import table_bytes
 from shard_gym.plan.random_plans import random_placements
@@ -278,8 +279,8 @@ def _use_measurements_unhashed(path: Path) -> None:
 
 
 def _use_rows(path: Path) -> None:
-    for row in ledger.read(path, campaign._row, "measurement"):
-        sound(*(row[t] for t in campaign.TIMES if t in row))
+    for row in ledger.read(path, campaign_rows.parsed_row, "measurement"):
+        sound(*(row[t] for t in campaign_rows.TIMES if t in row))
 
 
 def _use_best(path: Path) -> None:
@@ -303,7 +304,7 @@ def _use_machine(path: Path) -> None:
 
 
 def _use_constraints(path: Path) -> None:
-    from shard_gym_agents.cli.tasks import add_constraints, constrained
+    from shard_gym_agents.cli.constraints import add_constraints, constrained
 
     parser = argparse.ArgumentParser()
     add_constraints(parser)

@@ -16,6 +16,8 @@
 | leaderboard | SUITE.md | agents on a suite, ranked |
 | learners | learners.md | what every learner reaches on the main suites |
 | papers | papers.md, papers_*.md | the papers' tables and figures beside ours |
+| ray_page | ray.md | work on Ray under kills, and what Ray costs |
+| ray_training | ray_training.md | what Ray costs AutoShard's actors, and how many of them a driver hears |
 | resharding | resharding.md | what it costs to follow a workload that changes |
 | rounds | rounds.md | whether a sealed round ranks agents as the public test does |
 | scaling | scaling.md | time and memory of a plan over the size of the task |

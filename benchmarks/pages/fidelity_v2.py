@@ -43,6 +43,7 @@ TEST_POOLS = ("metasyn_3_856", "metasyn_6_1000")
 NARROW = ("cost-greedy", "local-search, 1 s", "ladder", "local-search")  # whose devices a planner has made equal
 SORTS = ((1, 1), (2, 3), (4, 7), (8, 30))  # tables of a shard
 DEVICES = 8  # of every task that was planned
+OWN = "cpu-visits-2"  # the campaign of plans that v2 chose
 FILE = "fidelity_v2.md"
 
 ABOUT = """Made by `python -m benchmarks.fidelity_v2` from committed data; `--check` says whether it still is what they
@@ -53,16 +54,24 @@ A 90 % interval holds the fit's own error and the noise of the measurements, as 
 Variants were chosen on tables that the fit in question had not seen, the planner's on the judge's pools and the judge's
 on the planner's: five fits of the planner, four of the judge. Unseen tables were looked at afterwards; that intervals
 take the noise from a campaign's own repeats was settled after a first look.
+The first two columns of figures are of plans that v1 chose, the last is of plans that v2 chose itself (cpu-visits-2):
+24 to 80 tables, some split. Only there does a search meet the mistakes of v2. Its devices differ much in dims, so their
+correlation is no figure to compare.
 Planner and judge share the machine, the pace and the first guess of a table's cost; tables, shards and the form of the
 network are their own."""
 OF_PLANS = """50 tasks of unseen tables on 8 devices. The plans were chosen by v1 before anything was measured; the
 other fits only say what they think of them. Optimism: measured over said makespan, minus 1, ± standard error over
 tasks. Measured: the largest of the devices' medians. Said: the largest of the devices, or E[max], the mean of the
 largest of devices that are known within their spread."""
-OF_VISITS = """16 tasks of unseen tables on 8 devices, columns 4 to 128 or 16 to 32. Other work ran on the machine
-beside this campaign. A visit was 8 % off, so the largest of eight devices is too long and their order is mostly noise.
-All fits are off by about 5 % more, and alike: on that day small shards and wide rows took longer against the others
-than in the campaigns before. Plans by v2 itself are committed, not measured yet (`cpu-visits-2-plans.json`)."""
+OF_VISITS = "{tasks} tasks of unseen tables on 8 devices, columns 4 to 128 or 16 to 32."
+NOTES = {
+    "cpu-visits-1-plans": """Other work ran on the machine beside this campaign. A visit was 8 % off, so the largest of
+eight devices is too long and their order is mostly noise. All fits are off by about 5 % more, and alike: on that day
+small shards and wide rows took longer against the others than in the campaigns before.""",
+    "cpu-visits-2-plans": """v2 chose these plans, and they were written down before anything was measured, on a machine
+without other work: its rows are what a user is told of plans of its own making. A search finds what a planner is too
+hopeful about, so `local-search` is the row to look at.""",
+}
 
 
 def fits() -> dict[str, FastSimulator]:
@@ -228,7 +237,8 @@ def page(found: pages.Found) -> str:
     lines += [*_plan_lines(found["plans"]), ""]
     for name, told in found["visited"].items():
         lines += [f"## Plans by {told['planner']}: 24, 40 and 80 tables, some split, in visits ({name})", ""]
-        lines += [*OF_VISITS.splitlines(), "", *_plan_lines(told["fits"]), ""]
+        tasks = next(iter(told["fits"].values()))["tasks"]
+        lines += [OF_VISITS.format(tasks=tasks), *NOTES.get(name, "").splitlines(), "", *_plan_lines(told["fits"]), ""]
     return "\n".join(lines)
 
 
@@ -236,6 +246,8 @@ def _aims(found: pages.Found) -> list[str]:
     """Aims, and what v1 and v2 reach."""
     shards = next(iter(found["shards"].values()))["fits"]
     reached = [_reached(shards[name], found["plans"][name]) for name in FITS[:2]]
+    own, planned = found["shards"][OWN]["fits"], found["visited"][f"{OWN}-plans"]["fits"]
+    reached.append(_reached(own[FITS[1]], planned[FITS[1]]))
     aims = ("3.5 % at most", "88 to 92 %", "within 1.5 %", "within 1.5 %", "within 2 %", "0.4", "30 %")
     what = (
         "error of unseen shards",
@@ -246,13 +258,13 @@ def _aims(found: pages.Found) -> list[str]:
         "correlation of deviations of devices made equal",
         "slowest device as predicted",
     )
-    head = ["", "aim", "v1", "v2"]
+    head = ["", "aim", "v1", "v2", "v2 on plans of its own"]
     return pages.table(head, [list(row) for row in zip(what, aims, *reached, strict=True)])
 
 
 def _reached(shards: dict[str, Any], plans: dict[str, Any]) -> list[str]:
     rows = {row["solver"]: row for row in plans["rows"]}
-    random, greedy, search = (rows[name] for name in ("random", "cost-greedy", "local-search, 1 s"))
+    random, greedy, search = rows["random"], rows["cost-greedy"], rows.get("local-search, 1 s") or rows["local-search"]
     over = [row["E[max]"]["optimism"] - random["E[max]"]["optimism"] for row in (greedy, search)]
     return [
         f"{shards['mape']:.2%}",

@@ -5,7 +5,8 @@ stopped when the same command is given again. Of up to 12 tables on 4 devices ev
 (benchmarks/pages/headroom_cards.py tells their rules) and the page `headroom.md` are written from all runs so far,
 those of other budgets too. A task whose best known plan is proved to be optimal is searched no more. Gauges that other
 work disturbed are taken again (they alone: `--seeds 0 --budget 0.1s`). `--page` runs nothing; `--check` tells what the
-budget gains over runs of a second.
+budget gains over runs of a second. `--part 1/4` keeps runs on a part of the tasks in RUNS/parts; the same command
+without it takes over what all parts kept. Runs of seconds are bound to their machines, those of `--calls` are not.
 """
 
 from __future__ import annotations
@@ -14,20 +15,15 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
-from functools import cache
-from multiprocessing import get_context
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any
 
 import numpy as np
 
-import shard_gym_agents
-from benchmarks import RESULTS
+from benchmarks import RESULTS, headroom_places
+from benchmarks.headroom_attempts import Attempt, Line, same_tasks
 from benchmarks.headroom_cards import (
     EVERY_PLAN,
     PROGRAM,
@@ -49,99 +45,31 @@ from shard_gym.records import commands, ledger
 from shard_gym.records.commands import names, seconds
 from shard_gym.records.files import write_whole
 from shard_gym.records.locks import held
-from shard_gym.records.processes import end_with_parent
 from shard_gym.records.progress import ProgressBar
-from shard_gym.results.evaluate import run, score
-from shard_gym.simulators import FastSimulator, Simulator
+from shard_gym.results.evaluate import score
+from shard_gym.simulators import FastSimulator
 from shard_gym.task import suites
 from shard_gym.task.suite import BEST_KNOWN
 from shard_gym.task.suites import SUITES, Suite
 from shard_gym.task.task import Task
+from shard_gym.work.cluster import Cluster
+from shard_gym.work.parts import add_places
 from shard_gym_agents import make
-from shard_gym_agents.leaderboard.references import Entry, keep_best, load_best, packed, today, unpacked
-from shard_gym_agents.search.exact import Milp
-from shard_gym_agents.search.exhaustive import Exhaustive, is_small
+from shard_gym_agents.leaderboard.merging import PARTS, home_of
+from shard_gym_agents.leaderboard.nodes import joined
+from shard_gym_agents.leaderboard.references import Entry, keep_best, load_best, unpacked
+from shard_gym_agents.search.exhaustive import is_small
 from shard_gym_agents.solvers.solver import require_fast
 
 RUNS = Path("runs/headroom")
 METHODS = "local-search,beam,milp"
 SHORT = 1.0  # seconds of the runs that --check compares with, and at most of a search without limits of memory
 SECONDS_BETWEEN = 30.0  # writing of cards
-UNLIMITED = 2**50  # bytes of each device where memory is disregarded
 # Without splits two methods may walk the same way from the same seed: each has seeds of its own, from here on.
 FIRST_SEED = {"local-search": 0, "beam": 1_000, "milp": 2_000}
 FAIR = 0.9  # share of its time that a run computes, unless others take the processor away
 GAUGE = {"local-search": 0.1, "cost-greedy": 0.0}  # seconds
 GAUGE_CALLS = 10_000  # instead, where a campaign counts calls: about as many as are asked in that time
-Line = dict[str, Any]  # an attempt's fields, and what came of it
-Call = Callable[[Task, "Attempt", str], Line]
-
-_simulator = cache(simulators.make)
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One call of a solver: an agent with a budget and a seed, and the simulator it searches on."""
-
-    agent: str
-    planner: str
-    budget: float = 0.0  # seconds, where the agent takes one
-    calls: int = 0  # plans asked of the planner, instead of seconds
-    seed: int = 0
-    unlimited: bool = False  # memory disregarded
-
-    @property
-    def label(self) -> str:
-        """Agent and budget: "beam 10s" or "beam 500 calls"; the agent alone where it takes none."""
-        if self.calls:
-            return f"{self.agent} {self.calls} calls"
-        return f"{self.agent} {self.budget:g}s" if self.budget else self.agent
-
-    def solver(self) -> Any:
-        """The agent, made with what it takes of this."""
-        if self.agent == EVERY_PLAN:
-            return Exhaustive()
-        offered = {"budget": self.budget, "calls": self.calls, "seed": self.seed}
-        takes = shard_gym_agents.options(self.agent)
-        return make(self.agent, **{k: v for k, v in offered.items() if v and k in takes})
-
-
-class Certified:
-    """A solver that tells a bound, too: keeps what it said, as a solver returns a plan and nothing else."""
-
-    def __init__(self, milp: Milp) -> None:
-        self.milp, self.bound = milp, 0.0
-
-    def __call__(self, task: Task, planner: Simulator) -> Plan:
-        solved = self.milp.solve(task, planner)
-        if not task.splits_allowed:  # the program does not know all plans with splits
-            self.bound = solved.bound
-        return solved.plan
-
-
-def same_tasks(task: Task) -> str:
-    """A key that tasks share when they differ in name only."""
-    return replace(task, name="").hash
-
-
-def try_on(task: Task, attempt: Attempt, judge: str) -> Line:
-    """Call the solver once; what came of it, by the judge, as a line."""
-    used = replace(task, memory=(UNLIMITED,) * task.num_devices) if attempt.unlimited else task
-    solver = attempt.solver()
-    solver = Certified(solver) if isinstance(solver, Milp) and attempt.planner == judge else solver
-    before = time.process_time()
-    done = run(solver, _simulator(attempt.planner), used)
-    spent = {"seconds": round(done.wall_seconds, 3), "cpu": round(time.process_time() - before, 3)}
-    line = {"task": same_tasks(task), **asdict(attempt), "judge": judge, **spent}
-    line |= {"date": today(), "error": done.error, "makespan": None}
-    if bound := getattr(solver, "bound", 0.0):
-        line["bound"] = bound
-    if done.plan is not None:
-        found = score(used, done.plan, _simulator(judge))
-        line |= {"makespan": found.makespan if found.feasible else None, **packed(done.plan)}
-        if attempt.agent == EVERY_PLAN:
-            line["bound"] = found.makespan
-    return line
 
 
 def undisturbed(line: Line) -> bool:
@@ -157,13 +85,14 @@ def entry_of(line: Line) -> Entry:
 
 
 class Tries:
-    """The lines of all attempts so far on the tasks of a suite, in a file that only grows."""
+    """The lines of all attempts so far on the tasks of a suite, in a file that only grows; `others` are read, too."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, others: Iterable[Path] = ()) -> None:
         self.path = path
         self.lines: dict[str, dict[tuple[str, Attempt], Line]] = {}
-        for line in ledger.read(path, _line, "run of a headroom campaign"):
-            self._keep(line)
+        for each in (*others, path):
+            for line in ledger.read(each, _line, "run of a headroom campaign"):
+                self._keep(line)
 
     def of(self, task: Task, judge: str) -> list[tuple[Attempt, Line]]:
         """The attempts on a task, or on one that differs in name only."""
@@ -273,6 +202,7 @@ class SuiteSearch:
 
     def __init__(self, suite: Suite, options: argparse.Namespace, tries: Tries) -> None:
         self.suite, self.options, self.judge, self.tries = suite, options, suite.judge, tries
+        self.progress = ProgressBar(0)
         self.tasks = suite.tasks("test")[: options.tasks]
         self.simulator = require_fast(simulators.make(suite.judge))
         self.best_path = options.results / "best_known" / f"{suite.key}.json"
@@ -296,26 +226,34 @@ class SuiteSearch:
             Attempt(m, self.judge, b, calls, FIRST_SEED.get(m, 0) + seed) for b in budgets for m, seed in pairs
         ]
 
-    def search(self, index: int, call: Call, progress: ProgressBar) -> None:
-        """Try everything on a task, but for searches once a plan is proved to be the best."""
+    def key(self, index: int) -> list[str]:
+        """The task, whatever its name is, and who judges its plans."""
+        return [same_tasks(self.tasks[index]), self.judge]
+
+    def add(self, line: Line) -> None:
+        """Keep what came of an attempt."""
+        with self.lock:
+            self.tries.add(line)
+
+    def steps(self, index: int) -> Iterator[Attempt]:
+        """Attempts to make on a task, but for searches once a plan is proved to be the best.
+
+        What came of one must be added before the next is asked for.
+        """
         task = self.tasks[index]
         bound = lower_bound(task, self.simulator, budget=0.0)
         for attempt in self.attempts(task):
-            if self.stopped.is_set():
-                return
             line = self.tries.find(task, attempt, self.judge)
             gauge = gauge_name(attempt, self.judge) is not None
             again = line is None or (gauge and not undisturbed(line))
             exact = attempt.agent == EVERY_PLAN
             fresh = again and (gauge or exact or attempt.unlimited or not self.proved(task, bound))
             if fresh:
-                line = call(task, attempt, self.judge)
-                with self.lock:
-                    self.tries.add(line)
-            progress.step(f"{self.suite.key} {index} {attempt.label}", fresh)
+                yield attempt
+            self.progress.step(f"{self.suite.key} {index} {attempt.label}", fresh)
         with self.lock:
             self.touched.add(index)
-            if time.monotonic() - self.told > SECONDS_BETWEEN:
+            if self.options.part.whole and time.monotonic() - self.told > SECONDS_BETWEEN:
                 self.write()
 
     def proved(self, task: Task, bound: float) -> bool:
@@ -374,23 +312,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _alone(options: argparse.Namespace) -> int:
-    with held(options.runs):
-        return _run(options)
+    options.home = home_of(options.runs, options.part)
+    with held(options.home), joined(options.ray, modules=["benchmarks"]) as cluster:
+        return _run(options, cluster)
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace, cluster: Cluster | None) -> int:
     searched = [key for key, suite in SUITES.items() if suite.gap_to == BEST_KNOWN]  # no search of the others' judge
     chosen = [suites.get(key) for key in options.suite or searched]
     for method in options.methods:
         make(method)
-    tries = {key: Tries(options.runs / f"{key}.jsonl") for key in dict.fromkeys(s.frozen_as for s in chosen)}
+    tries = {key: _tries(options, f"{key}.jsonl") for key in dict.fromkeys(s.frozen_as for s in chosen)}
     campaigns = [SuiteSearch(suite, options, tries[suite.frozen_as]) for suite in chosen]
     code = 0
     try:
         if not options.page:
-            _search(campaigns, options.workers)
+            _search(campaigns, options, cluster)
     except KeyboardInterrupt:
         code = commands.INTERRUPTED
+    if not options.part.whole:
+        print(f"part {options.part} is in {options.home}; the same command without --part unites all", file=sys.stderr)
+        return code
     for campaign in campaigns:
         if not code:  # twins may have found plans since
             campaign.touched = set(range(len(campaign.tasks)))
@@ -404,26 +346,25 @@ def _run(options: argparse.Namespace) -> int:
     return code
 
 
-def _search(campaigns: list[SuiteSearch], workers: int) -> None:
-    """Task after task, or as many at a time as there are workers."""
-    work = [(campaign, index) for campaign in campaigns for index in range(len(campaign.tasks))]
-    progress = ProgressBar(sum(len(campaign.attempts(campaign.tasks[index])) for campaign, index in work))
-    alone = workers == 1
-    processes = nullcontext() if alone else ProcessPoolExecutor(workers, get_context("forkserver"), end_with_parent)
-    threads = ThreadPoolExecutor(workers)
-    with processes as pool:
-        call: Call = try_on if pool is None else lambda *what: pool.submit(try_on, *what).result()
-        try:
-            if alone:
-                for campaign, index in work:
-                    campaign.search(index, call, progress)
-            else:
-                list(threads.map(lambda pair: pair[0].search(pair[1], call, progress), work))
-        finally:
-            for campaign in campaigns:
-                campaign.stopped.set()
-            threads.shutdown(cancel_futures=True)
-            progress.close()
+def _tries(options: argparse.Namespace, name: str) -> Tries:
+    """The runs of a suite: a part knows those of the whole, the whole those of all parts."""
+    parts = sorted((options.runs / PARTS).glob(f"*/{name}"))
+    return Tries(options.home / name, parts if options.part.whole else [options.runs / name])
+
+
+def _search(campaigns: list[SuiteSearch], options: argparse.Namespace, cluster: Cluster | None) -> None:
+    """Take all walks of this part, here or on a cluster."""
+    walks = headroom_places.walks_of(campaigns, options.part)
+    progress = ProgressBar(sum(len(campaign.attempts(campaign.tasks[index])) for campaign, index in walks))
+    for campaign in campaigns:
+        campaign.progress = progress
+    try:
+        if cluster is None:
+            headroom_places.here(walks, options.workers)
+        else:
+            headroom_places.on_nodes(walks, options.workers, cluster)
+    finally:
+        progress.close()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -435,7 +376,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--calls", type=int, default=0, metavar="N", help="questions to the planner a run may ask, instead of a time")
     add("--seeds", type=int, default=5)
     add("--tasks", type=int, metavar="N", help="only the first N test tasks of each suite")
-    add("--workers", type=int, default=1, help="tasks searched at a time")
+    add("--workers", type=int, default=1, help="tasks searched at a time, on each machine")
+    add_places(parser)
     add("--update-best", action="store_true", help="keep plans that beat the best known ones")
     add("--check", action="store_true", help=f"compare with runs of {SHORT:g} s, method by method and seed by seed")
     add("--page", action="store_true", help="search nothing: write cards and page from what is kept")

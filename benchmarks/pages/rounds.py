@@ -23,13 +23,14 @@ from shard_gym.errors import ShardGymError
 from shard_gym.records.commands import count, names, seconds
 from shard_gym.task import suites
 from shard_gym.task.suites import Suite
+from shard_gym_agents.cli.main import main as cli
 from shard_gym_agents.leaderboard.arena.job import Job
 from shard_gym_agents.leaderboard.arena.rules import Rules
 from shard_gym_agents.leaderboard.references import references
 from shard_gym_agents.leaderboard.rounds import closing, folder
-from shard_gym_agents.leaderboard.rounds.command import main as round_command
 from shard_gym_agents.leaderboard.rounds.contest import play
 from shard_gym_agents.leaderboard.rounds.sealed import Secret
+from shard_gym_agents.leaderboard.runs import Scope
 from shard_gym_agents.leaderboard.statistics import interval, mean, paired
 
 SUITES = "core-80x8,tight-80x8"
@@ -55,7 +56,7 @@ def public(suite: Suite, options: argparse.Namespace, scratch: Path) -> Gaps:
     """Gaps on the public test tasks."""
     told = {"planner": suite.planner, "judge": suite.judge}
     jobs = [Job(suite=suite.key, agent=agent, seed=0, **told) for agent in options.agents]
-    played = play(jobs, Rules(), scratch, workers=1, users=_split(options.agents)[1])
+    played = play(jobs, Rules(), Scope(scratch), workers=1, users=_split(options.agents)[1])
     _refuse_absent(dict(played.unable))
     known = references(suite, "test", suite.num_tasks("test"), suite.judge, RESULTS / "best_known")
     return gaps({job.agent: pairs for job, pairs in played.runs.items()}, known.random, known.best)
@@ -69,7 +70,7 @@ def sealed(options: argparse.Namespace, place: Path) -> Gaps:
     agents = ["--agents", ",".join(ours), *(word for user in users for word in ("--agent", user))]
     stages = [["new", where, "--suite", key, *rules], ["open", where, *agents, "--isolation", "auto"]]
     for words in [*stages, ["close", where], ["check", where]]:
-        if code := round_command([str(word) for word in words]):
+        if code := cli(["round", *map(str, words)]):
             raise ShardGymError(f"shard-gym round {words[0]} ended with exit code {code}")
     opened = folder.read(place / "round", folder.Opened)
     _refuse_absent(opened.unable)

@@ -1,4 +1,4 @@
-"""Lower bounds: what no plan of a task can beat by a simulator, and which resource is in the way.
+"""Lower bounds: the makespan that no plan of a task can beat by a simulator, and the resource that sets it.
 
 Never the sum of what tables cost alone: a fused shard costs less than its tables one by one. Every bound here
 follows from four facts about simulators that tell their costs as maxima or as factors:
@@ -41,9 +41,9 @@ GRID = 257  # points at which a device's cost is guessed
 class Bound:
     """No plan of the task is faster than `makespan` ms.
 
-    `resource` says what is in the way: "one table", "compute", "comm", or "memory" where a table fits only on slow
-    devices (or is pinned to one), or only beside others that have no room elsewhere. `fill` is the share of all memory
-    that the tables take.
+    `resource` is the reason why no plan is faster: "one table", "compute", "comm", or "memory" where a table fits only
+    on slow devices (or is pinned to one), or only beside others that have no room elsewhere. `fill` is the share of all
+    memory that the tables take.
     """
 
     makespan: float

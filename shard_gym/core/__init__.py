@@ -23,7 +23,7 @@ from shard_gym.errors import CoreError
 VERSION = 4  # of the functions in core.c
 EXTENSION = "shard_gym.core._compiled"
 FUNCTIONS = ("decode", "device_sums", "greedy", "deal", "place", "masks", "flat")
-AGAIN = "build it with `pip install -e .` or `pip install --force-reinstall shard-gym`, or set SHARD_GYM_CORE=numpy"
+AGAIN = "build it with `pip install -e .` in a checkout, install a wheel again, or set SHARD_GYM_CORE=numpy"
 
 
 def load(wanted: str) -> ModuleType | None:

@@ -1,4 +1,4 @@
-"""Banks of tasks, from which episodes take theirs."""
+"""Banks of tasks: the tasks that episodes are drawn from."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Bank:
         return _actions(self.tasks[0])
 
     def refuse_other_actions(self, task: Task) -> None:
-        """Refuse a task that has not the actions of the bank's."""
+        """Refuse a task whose actions differ from those of the bank's tasks."""
         first = self.tasks[0]
         if (beyond_columns(task), mixed(task)) != (self.kinds, mixed(first)):
             raise InvalidTask(
@@ -145,7 +145,7 @@ class Bank:
 
 @dataclass(frozen=True, eq=False)
 class Settings:
-    """Choices of an environment: its tasks, what it shows and pays, their order, and who predicts costs."""
+    """Settings of an environment: tasks, observation, reward, order of tables, and simulator."""
 
     bank: Bank
     observation: str

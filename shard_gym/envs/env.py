@@ -35,25 +35,26 @@ class NoEpisode(ShardGymError, gym.error.ResetNeeded):
 
 
 class BadAction(ShardGymError, gym.error.InvalidAction):
-    """An action is none of the environment's."""
+    """An action is outside the environment's action space."""
 
 
 class ShardingEnv(gym.Env[Any, Any]):
     """Place a task's embedding tables on K devices, one a step, so that the slowest device is fast.
 
-    `gym.make("ShardGym-Core-60x4-Flat", split="train")`; for tasks of yours `shard_gym.env_for(task, "core-60x4")`.
+    Make one with `gym.make("ShardGym-Core-60x4-Flat", split="train")`, or for your own tasks with
+    `shard_gym.env_for(task, "core-60x4")`.
 
-    An action is the device of the next table; on `-Split` ids action K halves its columns; tasks of more kinds of
-    sharding have more actions. `info["action_mask"]` and `action_masks()` say where it may go. A table may be put
-    elsewhere: the penalty comes at the end. Which task an episode plays follows from the seed;
-    `reset(options={"task": task})` plays that one.
+    An action is the device of the next table. On `-Split` ids action K halves its columns. Tasks of more kinds of
+    sharding have more actions. `info["action_mask"]` and `action_masks()` say where the table may go. Other actions
+    are carried out too, and the penalty comes at the end. The seed decides the task of an episode;
+    `reset(options={"task": task})` plays a given task.
 
     `observation`: "table" (default; the papers' 22 numbers, which do not show the devices), "full", "ahead", "flat"
     (one row of numbers, for feed-forward policies) or "set" (all tables). `reward`: "latency" (at the end, minus the
     makespan over a random plan's), "dense" (the same in parts, at each step) or "balance". `order` of the
-    tables: "cost", "size", "given" or "random". `simulator`: who predicts costs. `info`: "numbers", or "full" with plan
-    and latency of ends, which are attributes too. `render_mode`: "ansi", "rgb_array" or "human". Everything else is in
-    docs/environment.md.
+    tables: "cost", "size", "given" or "random". `simulator`: the one that predicts costs. `info`: "numbers", or "full"
+    with plan and latency at the end, which are attributes too. `render_mode`: "ansi", "rgb_array" or "human".
+    docs/environment.md has everything else.
     """
 
     metadata = {"render_modes": ["ansi", "rgb_array", "human"], "render_fps": 8}  # noqa: RUF012  # gymnasium's own declaration

@@ -1,4 +1,4 @@
-"""Environments for tasks of anybody, as a suite's environment shows and plays its own."""
+"""Environments that play a user's tasks as a suite's environment plays its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shard_gym.task.task import Task
 
 
 def env_for(tasks: Task | Sequence[Task], suite: str | Suite, **settings: Any) -> ShardingEnv:
-    """The environment in which a policy that was trained on a suite plays other tasks: `env_for(task, "core-80x8")`.
+    """Environment that shows any task as a suite's environment does: `env_for(task, "core-80x8")`.
 
     It has the suite's scaling of features, order, planner, reward and actions; `settings` are arguments of
     `ShardingEnv` that take the place of these.

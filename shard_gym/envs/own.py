@@ -1,4 +1,4 @@
-"""Environments over tasks drawn from tables of one's own: `gym.make("ShardGym-Own", tables="tables.csv", ...)`."""
+"""Environments of tasks drawn from a user's own tables: `gym.make("ShardGym-Own", tables="tables.csv", ...)`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SHOWN = ("observation", "reward", "order", "simulator", "render_mode", "info") 
 
 
 class MissingSetting(InvalidTask, gym.error.MissingArgument):
-    """A setting that tables of one's own need is not given."""
+    """A setting that a user's own tables need is missing."""
 
 
 class BankSettings(TypedDict, total=False):

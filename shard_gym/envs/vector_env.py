@@ -52,24 +52,24 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
     `ShardingVectorEnv(ShardingEnv(tasks=[my_task, ...]), num_envs=1024)`. Spaces, rewards, tasks and their order
     are those of `ShardingEnv`, to the bit: environment i does what `ShardingEnv` does with its seed and actions.
 
-    **Seeds.** `reset(seed=s)` gives environment i the seed s + i; a list gives each its own, and where it has
+    **Seeds.** `reset(seed=s)` gives environment i the seed s + i. A list gives each its own seed. Where the list has
     None, and with `reset()`, an environment goes on to its next episode, or draws a seed if it never had one.
     `reset(options={"task": task})` plays one task everywhere. `reset(options={"reset_mask": mask})` begins
     episodes only where the bool array says so; observations and masks returned are those of all environments.
 
-    **Ends.** `autoreset_mode` is gymnasium's `AutoresetMode`, or its value: `NEXT_STEP` (default) begins the next
-    episode with the step after the end, whose action is ignored; `SAME_STEP` with the end itself, when
-    `info["final_obs"]` and `info["final_info"]` hold what the episode ended with; with `DISABLED` you reset those
-    that are over, by `reset_mask`, before the next step.
+    **Ends.** `autoreset_mode` is gymnasium's `AutoresetMode`, or its value. `NEXT_STEP` (default): the step after the
+    end begins the next episode, and its action is ignored. `SAME_STEP`: the next episode begins at once, and
+    `info["final_obs"]` and `info["final_info"]` hold the last observation and info of the episode that ended.
+    `DISABLED`: reset the episodes that are over, by `reset_mask`, before the next step.
 
     **Infos.** `info["action_mask"]` is one int8 array (n, K), or (n, K + 1) with split actions; `action_masks()`
-    is the same as bool. There is an array for each key of `ShardingEnv`'s infos, and beside `info["makespan"]`,
-    say, `info["_makespan"]`, True where it is told. With `info="full"` a plan is made for each episode that ends,
-    which takes longer than its steps.
+    is the same as bool. There is an array for each key of `ShardingEnv`'s infos. Beside `info["makespan"]`, for
+    example, `info["_makespan"]` is True where the value holds. With `info="full"` a plan is made for each episode that
+    ends, which takes longer than its steps.
 
-    **Arrays.** What is returned is yours, unless `copy=False`: then observations are views of arrays that the next
-    `step` or `reset` overwrites, which saves time where they are large. What "set" shows of tables and devices stays as
-    it is while no episode begins: these arrays are read only, and the same from step to step.
+    **Arrays.** Returned arrays are copies, unless `copy=False`: then observations are views of arrays that the next
+    `step` or `reset` overwrites, which saves time where they are large. The tables and devices that "set" shows do not
+    change during an episode: these arrays are read-only, and the same from step to step.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class ShardingVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         return self._shown()
 
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Do with the next piece of each environment as told; see the class about ends."""
+        """Carry out one action in each environment; the class says what happens at the end of an episode."""
         states = self._states
         states.place(self._turns.checked(actions))
         self._view.placed()

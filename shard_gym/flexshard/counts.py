@@ -36,7 +36,7 @@ _SEED = 0
 
 
 class RowCounter:
-    """Feed it batches of samples; `curve` at the end."""
+    """Counter of row lookups: `add` batches of samples, then take the `curve`."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         if capacity < 16:

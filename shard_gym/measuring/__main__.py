@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shard_gym.measuring.measure import add_settings, settings_of
+from shard_gym.measuring.noise import limit_of
 from shard_gym.measuring.survey import MINUTES, Stopped, Survey
 from shard_gym.records import commands
 from shard_gym.records.commands import seconds
-
-NOISE = {"cpu": 0.3, "cuda": 0.02}  # a CPU is shared with other processes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def survey(options: argparse.Namespace) -> None:
     """Survey until done, or until this call's time is over."""
     settings = settings_of(options)
-    noise = NOISE[settings.device.partition(":")[0]] if options.noise is None else options.noise
+    noise = limit_of(settings.device) if options.noise is None else options.noise
     stop_at = time.monotonic() + options.stop_after
     run = Survey(options.plan, options.out, settings, options.minutes, options.workers, noise, stop_at)
     try:

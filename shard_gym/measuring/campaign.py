@@ -15,36 +15,32 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Container, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from shard_gym.errors import CorruptFile, ShardGymError, SimulatorError
 from shard_gym.measuring.fbgemm import Bench, Settings, simulator_id
-from shard_gym.measuring.host import hardware, pinned, versions
-from shard_gym.measuring.measurements import KINDS, UNKNOWN, WHEN, Measurements, repeat_noise
+from shard_gym.measuring.host import kind_of, machine, places
+from shard_gym.measuring.measurements import UNKNOWN, Measurements, repeat_noise
 from shard_gym.measuring.operator import require
+from shard_gym.measuring.rows import TIMES, Row, as_measurements, rows_of
 from shard_gym.measuring.shards import Shard, Source
 from shard_gym.records import ledger
-from shard_gym.records.files import read_json, write_whole
-from shard_gym.records.guard import parsed_json
+from shard_gym.records.files import json_sha256, read_json, write_whole
 from shard_gym.records.locks import held
-from shard_gym.records.numbers import whole
 from shard_gym.records.processes import end_with_parent
+from shard_gym.work.parts import WHOLE, Part
+from shard_gym.work.pieces import Piece
 
 SCHEMA = "shard-gym/campaign/1"
 HEAD, PACKED = "campaign.json", "measurements.npz"
-TIMES = ("forward_ms", "backward_ms", "forward_spread", "backward_spread")
-LONGEST_MS = 1e9  # of a run
 PROGRESS_SECONDS = 5.0
 ATTEMPTS = 2  # at a shard that its worker did not outlive
 REFUSED, DEVICE_LOST = 1, 3  # exit codes of workers
 ENDLESS = 100_000  # shards, where only the budget ends a campaign
 DEATHS = 3  # of workers in a row without a measurement between them
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -69,6 +65,8 @@ class Campaign:
     source: Source
     settings: Settings
     notes: dict[str, Any] = field(default_factory=dict)  # more for the card
+    part: Part = WHOLE  # of the list
+    bench: Callable[[Settings], Any] = Bench  # or what stands in for it
 
     def run(
         self, workers: int = 0, budget_seconds: float = math.inf, at_least: int = 0, stop_at: float = math.inf
@@ -82,7 +80,7 @@ class Campaign:
         require(self.settings.device)
         self.folder.mkdir(parents=True, exist_ok=True)
         with held(self.folder):
-            self._open()
+            self.begin(machine(self.settings.device))
             try:
                 self._measure(workers, until)
             except KeyboardInterrupt:
@@ -96,12 +94,12 @@ class Campaign:
 
     def pack(self) -> Measurements:
         """Write measurements.npz with its card. Of a source with `keeps_all` every row is kept, NaN if not measured."""
-        self._open()
+        self.begin({} if (self.folder / HEAD).exists() else machine(self.settings.device))
         rows = self.rows()
         good = {i: row for i, row in rows.items() if "error" not in row}
         first = min((row["at"] for row in good.values()), default=0.0)
         good = {i: row | {"at": row["at"] - first} for i, row in good.items()}
-        picked = range(len(self.source)) if self.source.keeps_all else sorted(good)
+        picked = sorted(self.indices()) if self.source.keeps_all else sorted(good)
         unknown = dict.fromkeys(TIMES, math.nan) | UNKNOWN
         packed = as_measurements([self.source.shard(i) for i in picked], [good.get(i, unknown) for i in picked], {})
         outcome = {
@@ -120,10 +118,10 @@ class Campaign:
         begun: Counter[int] = Counter()
         for path in sorted(self.folder.glob("rows-*.jsonl")):
             worker = path.stem.removeprefix("rows-")
-            for row in _rows_of(path):
+            for row in rows_of(path):
                 if (index := row["index"]) >= len(self.source):
                     raise CorruptFile(f"{path} measures shard {index}, there are {len(self.source)}")
-                row["worker"] = int(worker) if worker.isdecimal() else UNKNOWN["worker"]
+                row["worker"] = int(worker) if worker.isdecimal() else row.get("worker", UNKNOWN["worker"])
                 if "begun" in row:
                     begun[index] += 1
                 elif index in rows:
@@ -132,26 +130,47 @@ class Campaign:
                     rows[index] = row
         return rows, Counter({i: times for i, times in begun.items() if i not in rows})
 
-    def _open(self) -> None:
-        """Begin the folder, or make sure that it belongs to this very campaign."""
-        ours = {
+    def begin(self, machine: dict[str, Any]) -> None:
+        """Begin the folder, or make sure that it belongs to this very campaign, on the kind of hardware told."""
+        ours = {**self.described, "part": str(self.part), **machine}
+        head = self.folder / HEAD
+        if not head.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if self.part.whole:
+                del ours["part"]
+            else:
+                self.source.leave_in(self.folder)
+            write_whole(head, json.dumps(ours | {"begun": time.strftime("%Y-%m-%d")}, indent=1))
+            return
+        theirs = {"part": str(WHOLE)} | head_of(self.folder)
+        if other := [key for key in ours if compared(key, theirs.get(key)) != compared(key, ours[key])]:
+            told = "; ".join(f"{key} {theirs.get(key)} there, {ours[key]} here" for key in other)
+            raise SimulatorError(f"{self.folder} holds another campaign, give --out another folder: {told}")
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """Everything that makes two campaigns the same, wherever they are measured."""
+        return {
             "schema": SCHEMA,
             "simulator": simulator_id(self.settings),
             "settings": asdict(self.settings),
             "shards": self.source.describe(),
-            "hardware": hardware(self.settings.device),
-            "versions": versions(),
         }
-        head = self.folder / HEAD
-        if not head.exists():
-            write_whole(head, json.dumps(ours | {"begun": time.strftime("%Y-%m-%d")}, indent=1))
-            return
-        theirs = read_json(head)
-        if not isinstance(theirs, dict):
-            raise CorruptFile(f"{head} is no object")
-        if other := [key for key in ours if theirs.get(key) != json.loads(json.dumps(ours[key]))]:
-            told = "; ".join(f"{key} {theirs.get(key)} there, {ours[key]} here" for key in other)
-            raise SimulatorError(f"{self.folder} holds another campaign, give --out another folder: {told}")
+
+    def indices(self) -> list[int]:
+        """Shards of this part, in the order to measure."""
+        order = [int(i) for i in self.source.order()]
+        if self.part.whole:
+            return order
+        campaign = json_sha256(self.described)
+        return [i for i in order if self.part.takes(_key(campaign, i))]
+
+    def pieces(self, done: Container[int]) -> Iterator[Piece]:
+        """Shards of this part that have no answer, as work for others: index and shard."""
+        campaign = json_sha256(self.described)
+        for index in self.indices():
+            if index not in done:
+                yield Piece(_key(campaign, index), (index, self.source.shard(index)))
 
     def _measure(self, workers: int, until: Until) -> None:
         """Let workers measure; where some died, others go on with what is left."""
@@ -175,7 +194,7 @@ class Campaign:
 
     def _missing(self, rows: dict[int, Row], begun: Counter[int]) -> list[int]:
         """Shards without an answer, those that a worker died of last; the hopeless are written down as failed."""
-        missing = [int(i) for i in self.source.order() if i not in rows]
+        missing = [i for i in self.indices() if i not in rows]
         for index in [i for i in missing if begun[i] >= ATTEMPTS]:
             rows[index] = {"index": index, "error": f"the process that measured it died, {begun[index]} times"}
             ledger.append(self.folder / "rows-died.jsonl", rows[index])
@@ -222,48 +241,22 @@ class Campaign:
         return sum(b'"begun"' not in line for path in files for line in path.read_bytes().splitlines())
 
 
-def places(device: str, workers: int) -> list[tuple[str, int | None]]:
-    """Device and core of each worker: every GPU, or every core, unless fewer are asked for."""
-    if workers < 0:
-        raise SimulatorError(f"workers must be 0 (one a core or GPU) or more, got {workers}")
-    found: list[tuple[str, int | None]]
-    if device == "cpu":
-        found = [("cpu", core) for core in sorted(os.sched_getaffinity(0))]
-    elif device == "cuda":
-        import torch
-
-        found = [(f"cuda:{i}", None) for i in range(torch.cuda.device_count())]
-    else:
-        found = [(device, None)]
-    if workers > len(found):
-        raise SimulatorError(f"{workers} workers need as many cores or GPUs of their own, there are {len(found)}")
-    return found[: workers or len(found)]
+def head_of(folder: Path) -> dict[str, Any]:
+    """Head of the campaign in a folder."""
+    found = read_json(folder / HEAD)
+    if not isinstance(found, dict):
+        raise CorruptFile(f"{folder / HEAD} is no object")
+    return found
 
 
-def as_measurements(shards: list[Shard], times: list[Row], card: dict[str, Any]) -> Measurements:
-    """Shards and their times as columns."""
-    pools = tuple(dict.fromkeys(s.pool for s in shards))
-    columns: dict[str, Any] = {c: np.array([t[c] for t in times]) for c in (*TIMES, *WHEN)}
-    columns["run_ms"] = _runs(times)
-    return Measurements(
-        offsets=np.cumsum([0, *(len(s.table) for s in shards)]),
-        pool=np.array([pools.index(s.pool) for s in shards], np.uint8),
-        table=np.concatenate([np.zeros(0, np.int32), *(s.table for s in shards)]),
-        dim=np.concatenate([np.zeros(0, np.int16), *(s.dim for s in shards)]),
-        kind=np.array([KINDS.index(s.kind) for s in shards], np.uint8),
-        round=np.array([s.round for s in shards], np.uint8),
-        pools=pools,
-        card=card,
-        **columns,
-    )
+def compared(key: str, value: Any) -> Any:
+    """The part of an entry that must be the same in the heads of one campaign."""
+    told = json.loads(json.dumps(value))
+    return kind_of(told) if key == "hardware" and isinstance(told, dict) else told
 
 
-def _runs(times: list[Row]) -> np.ndarray:
-    """Forward and backward of each run, (S, R, 2); no runs where a row that has a time does not tell them."""
-    counts = {len(t.get("run_ms", ())) for t in times if math.isfinite(t["forward_ms"])}
-    count = counts.pop() if len(counts) == 1 else 0
-    unknown = np.full((count, 2), math.nan)
-    return np.array([t["run_ms"] if math.isfinite(t["forward_ms"]) and count else unknown for t in times])
+def _key(campaign: str, index: int) -> str:
+    return json_sha256({"campaign": campaign, "index": index})
 
 
 def _work(campaign: Campaign, number: int, place: tuple[str, int | None], indices: list[int], until: Until) -> None:
@@ -272,50 +265,28 @@ def _work(campaign: Campaign, number: int, place: tuple[str, int | None], indice
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this one
     try:
-        with (
-            ledger.opened(campaign.folder / f"rows-{number}.jsonl") as rows,
-            pinned(device, core),
-        ):
-            bench = Bench(replace(campaign.settings, device=device))
-            bench.take_memory()
-            for done, index in enumerate(indices):
-                if until.over(done):
-                    return
-                rows.append({"index": index, "begun": round(time.time(), 1)})
-                answer = _answer(bench, campaign.source.shard(index), index)
-                rows.append({"index": index, **answer, "at": round(time.time(), 1)})
+        with ledger.opened(campaign.folder / f"rows-{number}.jsonl") as rows:
+            bench = campaign.bench(replace(campaign.settings, device=device))
+            with bench.pinned(core):
+                bench.take_memory()
+                for done, index in enumerate(indices):
+                    if until.over(done):
+                        return
+                    rows.append({"index": index, "begun": round(time.time(), 1)})
+                    answer = answer_of(bench, campaign.source.shard(index), index)
+                    rows.append({"index": index, **answer, "at": round(time.time(), 1)})
     except (ShardGymError, OSError) as error:
         sys.stderr.write(f"worker {number} on {device}: {error}\n")
         sys.exit(REFUSED)
 
 
-def _answer(bench: Bench, shard: Shard, index: int) -> Row:
+def answer_of(bench: Bench, shard: Shard, index: int) -> Row:
+    """The times of a shard, or why it has none; ends this process if the device is lost."""
     try:
         return asdict(bench.measure(shard.tables, seed=index))
     except SimulatorError as error:
         if not bench.alive():
             sys.stderr.write(f"shard {index}: {error}\n")
-            sys.exit(DEVICE_LOST)  # only a new process gets the device back
+            sys.stderr.flush()
+            os._exit(DEVICE_LOST)  # only a new process gets the device back
         return {"error": str(error)}
-
-
-def _rows_of(path: Path) -> list[Row]:
-    try:
-        return ledger.read(path, _row, "measurement")
-    except CorruptFile as error:
-        raise CorruptFile(f"{error}; remove that line to measure again") from error
-
-
-def _row(line: bytes) -> Row:
-    row = parsed_json(line)
-    if whole(row["index"]) < 0:
-        raise ValueError("an index is below 0")
-    if "begun" not in row and not isinstance(row.get("error", ""), str):
-        raise ValueError("an error is text")
-    if "begun" not in row and "error" not in row:
-        if not all(0 <= row[t] < LONGEST_MS for t in TIMES):
-            raise ValueError("a time is negative or no number")
-        whole(row.get("repeated", 0))
-        if not all(0 <= ms < LONGEST_MS for run in row.get("run_ms", ()) for ms in run):
-            raise ValueError("a run's time is negative or no number")
-    return row

@@ -58,7 +58,7 @@ def as_measured(task: Task) -> Task:
 
 
 def shards_of(task: Task, plan: Plan) -> Iterator[Shard]:
-    """Tables, or pieces of their columns, of each device that has any; tables are named metasyn<seed>_<index>."""
+    """Tables, or pieces of their columns, of each device that has any; tables are named `metasyn<seed>_<index>`."""
     task = task.split(plan.splits)
     index = np.array([int(name.partition("/")[0].rsplit("_", 1)[1]) for name in task.tables.name])
     device = np.array(plan.device)
@@ -319,10 +319,10 @@ def section(found: dict[str, Any]) -> list[str]:
     return [
         *lines,
         "",
-        f"Of two plans of a task the planner names the faster one in {told['all']:.1%} of pairs: {told['far']:.1%} of "
-        f"those that it holds to be more than {CLOSE:.0%} apart, {told['close']:.1%} of the rest "
-        f"({told['share_close']:.0%} of pairs). It holds plans of each two solvers to be {apart} apart. One run "
-        f"against the mean of the others agrees on {between['all']:.1%}. "
+        f"Of two plans of a task the planner names the faster one in {told['all']:.1%} of pairs. If it predicts a "
+        f"difference above {CLOSE:.0%}, it is right in {told['far']:.1%} of pairs; otherwise "
+        f"({told['share_close']:.0%} of pairs) in {told['close']:.1%}. By its predictions the plans of each two "
+        f"solvers are {apart} apart. One run against the mean of the others agrees on {between['all']:.1%}. "
         f"The plan predicted to be fastest takes {found['regret']:.2%} longer than the one measured to be. A device "
         f"takes {found['shard_bias']:+.1%} ± {found['shard_deviation']:.1%} more than predicted.",
         "",

@@ -7,6 +7,7 @@ backward apart. Every run looks up fresh ids and starts from cleared caches.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from shard_gym.measuring.host import (
     default_arena_gb,
     elapsed_ms,
     free_bytes,
+    machine,
     mark,
     pinned,
 )
@@ -113,6 +115,14 @@ class Bench:
         self._dirt = torch.zeros(caches(s.device)["l3_bytes"] * CLEAR_FACTOR // 4, device=self.device)
         free = max(free_bytes(s.device) - arena, 0)
         self.ids = Ids(self.device, s.batch, s.cold, int(s.cache_gb * GB or free * CACHE_SHARE))
+
+    def pinned(self, core: int | None) -> AbstractContextManager[None]:
+        """One thread on one core, if this bench is a CPU's."""
+        return pinned(self.settings.device, core)
+
+    def machine(self) -> dict[str, Any]:
+        """Hardware and versions that this bench stands on."""
+        return machine(self.settings.device)
 
     def take_memory(self) -> None:
         """Take the arenas now, so that a device too small for them is told before anything is measured."""

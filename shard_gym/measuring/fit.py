@@ -1,35 +1,24 @@
-"""Fit a cost network to measured shards: python -m shard_gym.measuring.fit --data FILE.npz --out FILE.safetensors"""
+"""A cost network fitted to measured shards. Needs torch; `shard_gym.measuring.fitting` is the command."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import shlex
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shard_gym import simulators
 from shard_gym.errors import InvalidPool, UnknownName
-from shard_gym.measuring.drift import settled
 from shard_gym.measuring.host import one_thread
-from shard_gym.measuring.measurements import Measurements, at_pace_of
+from shard_gym.measuring.measurements import Measurements
 from shard_gym.measuring.nets import RELATIVE, Net, PublishedNet, net_of
-from shard_gym.measuring.predictors import FOLDS, NORMAL_90, Shards, bounds, errors, of_pools, predicted_by, shards_of
-from shard_gym.records import commands
-from shard_gym.records.files import read_json
-from shard_gym.records.guard import guarded
+from shard_gym.measuring.predictors import FOLDS, NORMAL_90, Shards, bounds, errors, shards_of
 from shard_gym.simulators import features
 from shard_gym.simulators.networks import ARCHITECTURES, Ours, Weights, inputs_of, is_ours, links_of
 
-ROLES = ("planner", "judge")
 MIN_SHARDS = 40  # below, nothing can be held out
 Tell = Callable[[int, int, float], None]  # epoch, epochs, held-out loss
 
@@ -223,83 +212,3 @@ def _calibrate(net: Net, shards: Shards, held: Tensor, noise_apart: bool) -> dic
     extra = np.quantile(((ratio / NORMAL_90) ** 2 - known)[counted], 0.9)
     sigma = math.sqrt(max(float(extra), 1e-6))
     return errors(predicted[member, shard], measured[shard]) | {"shards": len(shard), "sigma": sigma}
-
-
-def _tell(epoch: int, epochs: int, loss: float) -> None:
-    terminal = sys.stderr.isatty()
-    if terminal or epoch % 20 == 0 or epoch == epochs:
-        end = "\r" if terminal and epoch < epochs else "\n"
-        sys.stderr.write(f"epoch {epoch}/{epochs}, held-out loss {loss:.5f}{end}")
-        sys.stderr.flush()
-
-
-def write(options: argparse.Namespace) -> None:
-    """Fit, and write the weights with their card."""
-    measured = _joined(options.data, options.pace, options.trend)
-    if options.pools:
-        measured = of_pools(measured, options.pools)
-    settings = effort_of(options.architecture)
-    if options.epochs:
-        settings = replace(settings, epochs=options.epochs)
-    weights = fit(measured, options.architecture, options.seed, settings, tell=_tell)
-    if options.id:
-        weights.card["id"] = options.id
-    weights.card["role"] = options.role
-    if options.comm:
-        weights.card["links"] = _links(options.comm)
-    weights.card["command"] = options.command
-    weights.save(options.out)
-    sys.stderr.write(f"{options.out}: {json.dumps(weights.card['held_out'])}\n")
-
-
-def _links(path: Path) -> dict[str, Any]:
-    """The links of a file of all-to-alls."""
-    with guarded(f"{path} holds no fit of all-to-alls"):
-        links: dict[str, Any] = read_json(path)["fit"]["all"]["links"]
-        links_of({"links": links})
-        return links
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Fit as told on the command line."""
-    given = sys.argv[1:] if argv is None else argv
-    parser = commands.parser("fit", __doc__)
-    parser.set_defaults(command=shlex.join(["shard-gym", "fit", *given]))
-    parser.add_argument("--data", type=Path, nargs="+", required=True, help="measurements, .npz; several are joined")
-    parser.add_argument("--architecture", choices=ARCHITECTURES, default="ours")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--role", choices=ROLES, default="planner")
-    parser.add_argument("--id", help="of a fit to be published; else its simulator is called by its hash")
-    parser.add_argument("--comm", type=Path, help="what shard-gym measure comm wrote; its links are kept")
-    parser.add_argument(
-        "--pace", type=Path, help="a campaign that shares shards with each of --data: its pace is taken"
-    )
-    parser.add_argument("--trend", help="id or file of a fit by which drift is seen and taken out; needs --pace")
-    parser.add_argument("--pools", nargs="+", help="fit only shards of these pools; default all")
-    parser.add_argument("--epochs", type=int, help="default: 200 of ours, 300 of the published networks")
-    parser.add_argument("--out", type=Path, required=True)
-    return commands.run(parser, write, given)
-
-
-def _joined(paths: Sequence[Path], reference: Path | None, trend: str | None) -> Measurements:
-    """Measurements of files, and of every .npz in folders, at the pace of the reference if there is one.
-
-    `trend` is the fit by which the drift of their campaigns is seen.
-    """
-    files = [file for path in paths for file in (sorted(path.glob("*.npz")) if path.is_dir() else [path])]
-    if not files:
-        raise InvalidPool(f"no measurements (.npz) in {', '.join(map(str, paths))}")
-    parts = [Measurements.load(file) for file in files]
-    if reference is None:
-        if trend:
-            raise InvalidPool("--trend needs --pace: a level is not known without shards measured again")
-        return Measurements.concat(parts)
-    common = Measurements.load(reference)
-    if not trend:
-        return Measurements.concat(at_pace_of(common, parts))
-    predict = predicted_by(simulators.make(trend))
-    return Measurements.concat([settled(part, common, predict) for part in parts])
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -13,13 +13,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from shard_gym.errors import SimulatorError
+from shard_gym.records.files import json_sha256
+
 CLOCKS = {"wall": time.perf_counter, "thread": time.thread_time}
 HOLD_FACTOR = 3.0  # a GPU's queue is held for so many times what the host took to fill it
+LONGEST_NAME = 40  # characters
 FIRST_HOLD_MS, LONGEST_HOLD_MS = 1.0, 200.0
 CPU_LINE, GPU_SECTOR = 64, 32  # bytes that memory hands out at once
 LEAST_CACHE = 64 * 2**20  # bytes, where the host does not say
 CPU_ARENA_GB = 4.0  # a table of 12.5 M rows and 128 columns has 3.2 GB
 GPU_ARENA_SHARE, GPU_ARENA_STEP = 0.7, 8.0  # large: tables that share memory would share the caches too
+COUNTED = ("count", "memory_bytes")  # may differ between machines of one kind
 TRIAL_CYCLES = 10_000_000  # of a GPU asleep, some milliseconds, to learn how long a cycle is
 
 
@@ -78,6 +83,24 @@ def elapsed_ms(start: Any, end: Any) -> float:
         return float(end - start) * 1e3
     end.synchronize()
     return float(start.elapsed_time(end))
+
+
+def places(device: str, workers: int) -> list[tuple[str, int | None]]:
+    """Device and core of each worker: every GPU, or every core, unless fewer are asked for."""
+    if workers < 0:
+        raise SimulatorError(f"workers must be 0 (one a core or GPU) or more, got {workers}")
+    found: list[tuple[str, int | None]]
+    if device == "cpu":
+        found = [("cpu", core) for core in sorted(os.sched_getaffinity(0))]
+    elif device == "cuda":
+        import torch
+
+        found = [(f"cuda:{i}", None) for i in range(torch.cuda.device_count())]
+    else:
+        found = [(device, None)]
+    if workers > len(found):
+        raise SimulatorError(f"{workers} workers need as many cores or GPUs of their own, there are {len(found)}")
+    return found[: workers or len(found)]
 
 
 @contextmanager
@@ -178,6 +201,22 @@ def hardware(device: str) -> dict[str, Any]:
         **caches(device),
         "count": os.cpu_count(),
     }
+
+
+def kind_of(found: dict[str, Any]) -> dict[str, Any]:
+    """The part of `hardware` that is the same for a device of this kind in any machine."""
+    return {name: value for name, value in found.items() if name not in COUNTED}
+
+
+def kind_name(found: dict[str, Any]) -> str:
+    """A short name of the kind of a device, fit for a folder."""
+    plain = "-".join(re.findall(r"[a-z0-9]+", str(found["device"]).lower()))[:LONGEST_NAME]
+    return f"{plain or 'device'}-{json_sha256(kind_of(found))[:6]}"
+
+
+def machine(device: str) -> dict[str, Any]:
+    """Hardware and versions, as the card of a campaign tells them."""
+    return {"hardware": hardware(device), "versions": versions()}
 
 
 def versions() -> dict[str, str]:

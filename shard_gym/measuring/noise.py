@@ -10,6 +10,14 @@ from shard_gym.errors import InvalidPool
 from shard_gym.measuring.measurements import Measurements, groups
 
 DRAWS = 100_000
+# Largest median difference of repeats on a machine that may measure. Our campaigns on a shared CPU had 4 to 11 %; five
+# pairs drawn from them have a median of more than 30 % once in 250 (the noisiest) to 50,000 times.
+LIMITS = {"cpu": 0.3, "cuda": 0.02}
+
+
+def limit_of(device: str) -> float:
+    """The largest median difference of repeats on a device."""
+    return LIMITS[device.partition(":")[0]]
 
 
 def floor_of_means(m: Measurements, of: int = 3) -> float:

@@ -15,6 +15,8 @@ import numpy as np
 
 from shard_gym.errors import SimulatorError, UnknownName
 from shard_gym.measuring.measurements import KINDS, Measurements, pool_named
+from shard_gym.records.files import write_whole
+from shard_gym.records.guard import content_of
 from shard_gym.tables.pool import TablePool
 from shard_gym.tables.traces import run_lengths, scatter
 
@@ -30,6 +32,7 @@ MIN_POOLING = 30.0  # summed over a shard: 10 ms and more at batch 2,048 on one 
 TRIES = 1_000
 FEW = 50  # one lookup of so many is picked by itself, not from a permutation of all
 DRAWS = 4  # batches drawn of a table; runs take them in turn, each time with new ids
+LIST = "shards.npz"  # file of listed shards in the folder of a campaign
 Draw = tuple["torch.Tensor", "torch.Tensor"]  # ranks int32, offsets int64
 
 
@@ -68,6 +71,10 @@ class Source(Protocol):
         """Settings that two runs must share to be one campaign."""
         ...
 
+    def leave_in(self, folder: Path) -> None:
+        """Have the folder hold whatever is needed beside `describe` to make the list again."""
+        ...
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -97,9 +104,11 @@ class Drawn:
         return self.count
 
     def order(self) -> np.ndarray:
+        """Every index once, from the first on."""
         return np.arange(self.count)
 
     def describe(self) -> dict[str, Any]:
+        """Settings that decide what is drawn."""
         kinds = sorted(set(self.kinds))
         return {
             "pool": self.pool,
@@ -109,6 +118,9 @@ class Drawn:
             "round": self.round,
             "dims": list(self.dims),
         }
+
+    def leave_in(self, folder: Path) -> None:
+        """Leave nothing: the settings are all."""
 
     def shard(self, index: int) -> Shard:
         """Redrawn until it has lookups enough to be timed well; single tables are taken as they come."""
@@ -155,12 +167,18 @@ class Mixed:
         return len(self.parts) * min(map(len, self.parts))
 
     def order(self) -> np.ndarray:
+        """Every index once, from the first on."""
         return np.arange(len(self))
 
     def describe(self) -> dict[str, Any]:
+        """Settings of all parts."""
         return {"parts": [part.describe() for part in self.parts]}
 
+    def leave_in(self, folder: Path) -> None:
+        """Leave nothing: the settings are all."""
+
     def shard(self, index: int) -> Shard:
+        """The shard at an index, of the part whose turn it is."""
         return self.parts[index % len(self.parts)].shard(index // len(self.parts))
 
 
@@ -184,12 +202,20 @@ class Listed:
         return len(self._list) * self.repeats
 
     def order(self) -> np.ndarray:
+        """Every index once, pass by pass, each pass shuffled."""
         return order_of_passes(len(self._list), self.repeats, self.seed)
 
     def describe(self) -> dict[str, Any]:
+        """Hash of the file, and settings of the passes."""
         return {"shard_file": self._list.content_hash, "repeats": self.repeats, "seed": self.seed}
 
+    def leave_in(self, folder: Path) -> None:
+        """Leave the file."""
+        if not (path := folder / LIST).exists():
+            write_whole(path, content_of(self.path))
+
     def shard(self, index: int) -> Shard:
+        """The shard of the file at an index."""
         i = index % len(self._list)
         table, dim = self._list.tables(i)
         kind = KINDS[self._list.kind[i]] if index == i else "repeat"

@@ -1,4 +1,4 @@
-"""Bytes that a table costs on its device, and what is left there."""
+"""Bytes that tables take on devices, and bytes that are left there."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shard_gym.errors import MissingDependency, ShardGymError
+from shard_gym.records.installing import install
 
 if TYPE_CHECKING:
     import pygame
@@ -58,6 +59,7 @@ class Canvas:
         self.surface.set_clip(None)
 
     def line(self, start: tuple[int, int], end: tuple[int, int], colour: Colour) -> None:
+        """A straight line between two points."""
         self._pygame.draw.line(self.surface, colour, start, end)
 
     def dashes(self, left: int, right: int, y: int, colour: Colour) -> None:
@@ -136,5 +138,5 @@ def _pygame() -> ModuleType:
         import pygame
         import pygame.freetype
     except ImportError as error:
-        raise MissingDependency('pictures need pygame: pip install "shard-gym[render]"') from error
+        raise MissingDependency(f"pictures need pygame: {install('render')}") from error
     return pygame

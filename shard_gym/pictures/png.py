@@ -12,6 +12,7 @@ from shard_gym.errors import MissingDependency
 from shard_gym.pictures.bars import Bars, longest
 from shard_gym.pictures.canvas import BLACK, GREEN, PALE, RED, Colour
 from shard_gym.pictures.scales import unit_of
+from shard_gym.records.installing import install
 
 WIDE, HIGH, DPI = 5.2, 4.4, 120  # inches of a plan, and dots an inch
 SLOT = 0.05  # inches of each of many devices
@@ -22,7 +23,7 @@ def png(plans: Sequence[Bars]) -> bytes:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingDependency('PNG needs matplotlib: pip install "shard-gym[plots]", or name an .svg file') from error
+        raise MissingDependency(f"PNG needs matplotlib: {install('plots')}; or name an .svg file") from error
     wide = max(WIDE, SLOT * max(plan.devices for plan in plans))
     figure = Figure(figsize=(wide * len(plans), HIGH), layout="constrained")
     cells = figure.subplots(2, len(plans), squeeze=False, sharey="row", height_ratios=(3, 1))

@@ -1,4 +1,4 @@
-"""Is there any plan at all? Proofs that there is none, in words; plans by simple rules, or where these got stuck."""
+"""Existence of plans: proofs in words that there is none, and plans by simple rules."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _shared_out(task: Task) -> Verdict:
 
 
 def disproof(task: Task) -> str | None:
-    """Reason why memory, or the moves allowed, cannot suffice, and by how much; None if no count says so.
+    """Prove in words that memory or the allowed moves are too few, and by how much; None if there is no proof.
 
     Allows for splits where the task does, and for its kinds and residences.
     """

@@ -1,4 +1,4 @@
-"""All ways to shard each table of a task, in columns: what each puts on which device, for whoever has to choose."""
+"""All ways to shard each table of a task, in columns: the bytes and costs of each on every device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes from one plan to another: what has to move, and which names of equal devices let most of it stay."""
+"""Changes from one plan to another: bytes to move, and names of equal devices that keep most of them in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan: where every table goes. A value; solvers return it, files hold it, `check` refuses what is not one."""
+"""Plans: the device of every table. Solvers return plans, files hold them, and `check` refuses invalid ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Devices:
 
 @dataclass(frozen=True)
 class Plan:
-    """`device[i]` holds table i of `task.split(splits)`, a piece; -1 while it is not placed.
+    """The device of each table: `device[i]` holds piece i of `task.split(splits)`, -1 while it is not placed.
 
     `kind` and `devices` are for pieces that several devices share; empty means table-wise everywhere:
 

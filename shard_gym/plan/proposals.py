@@ -1,4 +1,4 @@
-"""Changes that would give a task without a known plan one: fewer constraints, splits, kinds, memory, devices.
+"""Proposals for a task without a known plan: fewer constraints, splits, kinds, memory, devices.
 
 Each is tried: what is proposed has a plan by a simple rule. A search may find one with less.
 """

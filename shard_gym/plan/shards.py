@@ -54,8 +54,8 @@ class Pieces:
 def shards(task: Task, plan: Plan, tables: Tables | None = None, devices_per_host: int | None = None) -> Shards:
     """Every shard of a plan: table by table, from the left, blocks of rows from the top, copies by device.
 
-    `tables` say of the task's tables what a task cannot, `devices_per_host` what its links do not. Pieces that overlap
-    or leave something out, and devices that a kind is not for, are refused.
+    `tables` describes the task's tables where a task cannot, and `devices_per_host` the hosts where its links do not.
+    Pieces that overlap or leave something out, and devices that a kind does not allow, are refused.
     """
     made, tables = pieces(task, plan), Tables.of_task(task) if tables is None else tables
     if plan.table_wise:

@@ -41,6 +41,10 @@ class Ledger:
             os.ftruncate(handle, end)
             raise
 
+    def force(self) -> None:
+        """Bring to disk what was added without force."""
+        os.fsync(self.file.fileno())
+
     def read(self, parse: Callable[[bytes], T] = parsed_json, kind: str = "") -> list[T]:
         """Every line, parsed; a line that `parse` refuses is named by its number, and by the kind expected there."""
         self.file.seek(0)

@@ -1,4 +1,4 @@
-"""Progress of a long run: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of a long run on a terminal, or now and then elsewhere: a bar of what can be counted, a line of the rest."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TextIO
 
 WIDTH = 30  # characters of the bar
 SECONDS_BETWEEN = {True: 0.1, False: 10.0}  # two reports, on a terminal or not
+PATIENCE = 1.0  # seconds that may pass in silence
+COLUMNS = 110  # of the line on a terminal
 
 
 class ProgressBar:
@@ -45,8 +47,60 @@ class ProgressBar:
         return f"[{bar}] {self.done}/{self.total} runs, {rate:.1f}/s, {left} left  {label}"
 
     def _tell(self, text: str) -> None:
-        self.stream.write(f"\r{text:<110.110}" if self.terminal else text.rstrip() + "\n")
+        self.stream.write(f"\r{text:<{COLUMNS}.{COLUMNS}}" if self.terminal else text.rstrip() + "\n")
         self.stream.flush()
+
+
+class Waiting:
+    """A line about a step that cannot be counted: how long it takes, of how long it may, and the last news of it.
+
+    Shown after a second on a terminal, and gone at the end; where it is asked for elsewhere, a line every ten seconds.
+    """
+
+    def __init__(
+        self, what: str, limit: float | None = None, shown: bool | None = None, stream: TextIO | None = None
+    ) -> None:
+        self.what, self.limit, self.news = what, limit, ""
+        self.stream = sys.stderr if stream is None else stream
+        self.terminal = self.stream.isatty()
+        self.asked, self.shown = bool(shown), self.terminal if shown is None else shown
+        self.start, self.written, self.ended = time.monotonic(), False, threading.Event()
+        self.clock = threading.Thread(target=self._follow, daemon=True)
+
+    def __enter__(self) -> Waiting:
+        self.start = time.monotonic()
+        if self.shown:
+            self.clock.start()
+        return self
+
+    def __exit__(self, *failed: object) -> None:
+        """Wipe the line; leave one of the last news where the line was asked for."""
+        self.ended.set()
+        if not self.shown:
+            return
+        self.clock.join()
+        if self.written and self.terminal:
+            self.stream.write(f"\r{'':{COLUMNS}}\r")
+        if self.asked:
+            self.stream.write(f"{self.text(time.monotonic() - self.start)}\n")
+        self.stream.flush()
+
+    def text(self, seconds: float) -> str:
+        """The line after so many seconds."""
+        of = "" if self.limit is None else f" of {self.limit:g}"
+        return f"{self.what}: {seconds:.1f}{of} s" + (f", {self.news}" if self.news else "")
+
+    def tell(self) -> None:
+        """Write the line as it is now."""
+        text, self.written = self.text(time.monotonic() - self.start), True
+        self.stream.write(f"\r{text:<{COLUMNS}.{COLUMNS}}" if self.terminal else f"{text}\n")
+        self.stream.flush()
+
+    def _follow(self) -> None:
+        wait = PATIENCE
+        while not self.ended.wait(wait):
+            self.tell()
+            wait = SECONDS_BETWEEN[self.terminal]
 
 
 def clock(seconds: float) -> str:

@@ -29,6 +29,7 @@ from shard_gym.records.ledger import lines_of, parsed
 SCHEMA = "shard-gym/result/2"
 SINCE = {"shard-gym/result/1": ("cpu_seconds", "alone"), SCHEMA: ()}  # schemas that are read: fields they lack
 END = "shard-gym/results-end/1"
+PART = "shard-gym/results-part/1"  # of files that hold a part of a run, which are no results
 BENCHMARK_VERSION = "2"  # rises when the same plans would rank otherwise
 SAME_SCORES = ("1", BENCHMARK_VERSION)  # versions by which a plan has the same makespan
 PACKAGES = ("numpy", "gymnasium", "shard-gym")
@@ -204,6 +205,8 @@ def _unsummed(line: str | bytes, *schemas: str) -> tuple[str, dict[str, Any]]:
     """The schema of a line, one of these, and its other fields without the checksum."""
     data = parsed_json(line)
     schema = data.pop("schema", None) if isinstance(data, dict) else None
+    if schema == PART:
+        raise CorruptFile(f"this is part {data.get('part')!s:.20} of a run: unite all its parts with `shard-gym merge`")
     if schema not in schemas:
         raise CorruptFile(f"schema {schema!r:.60} where {schemas[-1]!r} is expected")
     written = data.pop("sha256", None)

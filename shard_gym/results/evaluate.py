@@ -1,4 +1,4 @@
-"""Scores of plans, and runs of solvers on tasks; what a solver claims is never read."""
+"""Scores of plans, and runs of solvers on tasks. A score never uses what a solver claims."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Unseen(FastSimulator):
 
 
 def score(task: Task, plan: Plan, judge: Simulator) -> Score:
-    """Latency of a complete plan by the judge; what cannot be judged raises InvalidPlan."""
+    """Judge a complete plan; a plan that cannot be judged raises InvalidPlan."""
     _expect(task, judge)
     expect(plan, Plan, InvalidPlan)
     placed = expanded(task, plan)

@@ -66,7 +66,7 @@ class Latency:
         return wait + self.forward_comm + self.backward_comm + self.backward_compute
 
     def makespan(self, objective: str) -> np.ndarray:
-        """The slowest device sets the pace: the one number a plan is worth, (...)."""
+        """Milliseconds of the slowest device, (...): the number that plans are ranked by."""
         return along_devices(np.maximum, self.cost(objective))[..., 0][()]  # a number of one plan
 
     @property
@@ -117,7 +117,7 @@ class Factors:
 class FastSimulator:
     """A simulator in two functions, so that callers can keep running sums instead of whole placements.
 
-    What else it can do is said by the methods below `latency`: bounds, exact solvers and searches ask them.
+    The methods below `latency` are optional abilities, which bounds, exact solvers and searches use.
     """
 
     id: str
@@ -184,7 +184,7 @@ class FastSimulator:
         """Count plans that were asked about in a shorter way, where this one counts."""
 
     def all_to_all(self, task: Task) -> tuple[Links, int] | None:
-        """Wires and batch of the all-to-alls of an iteration; None: communication is something else."""
+        """Links and batch of the all-to-alls of an iteration; None: communication is computed otherwise."""
         return None
 
     def maxima(self, phase: str) -> Maxima | None:

@@ -1,4 +1,4 @@
-"""The makespan to expect of a plan whose devices are known only within a spread: the mean of the largest.
+"""Expected makespans of plans whose device times are uncertain: the mean of the largest time.
 
 The largest of several uncertain times is longer than the largest of their means, most of all where a search has made
 the means equal.
@@ -26,7 +26,7 @@ def expected_max(mean: np.ndarray, spread: np.ndarray) -> np.ndarray:
 
 
 def expected_makespan(latency: Latency, objective: str) -> np.ndarray:
-    """The makespan to expect, (...); where the simulator knows no spread it is the plain one."""
+    """Expected makespan, (...); without a spread of the simulator it is the makespan itself."""
     if latency.spread is None:
         return latency.makespan(objective)
     return expected_max(latency.cost(objective), latency.spread)

@@ -65,14 +65,14 @@ def _settings(card: dict[str, Any]) -> list[dict[str, str]]:
 class Learned(FastSimulator):
     """The simulator of a weights file; `card` says what was measured, where, and how well the network fits it.
 
-    It answers for the batch and the optimizer it was fitted at (its card tells), whatever the task's: what others cost
-    was not measured, and plans compare the same way. A warning, `SettingsIgnored`, says so once, except on tasks of a
-    suite that has chosen this fit. Where `distance` is above 0 a table is outside the range of the
-    fit, and the spread is the wider for it; a latency tells the mean distance of each device's tables.
+    It always predicts for the batch and the optimizer of its card, whatever the task says, because no others were
+    measured. The warning `SettingsIgnored` says so once, except on tasks of a suite that has chosen this fit. Where
+    `distance` is above 0 a table is outside the range of the fit, and the spread is wider. A latency has the mean
+    distance of each device's tables.
 
-    Shards cost what smaller tables do, and a roofline's communication. Kernels but the fused one were not measured:
-    shards of theirs are as far outside as is counted, and of copies (dp) the update of all rows is not costed at all.
-    Nor were weights of ids, and tables that do not pool: only their communication is counted.
+    Shards cost the same as smaller tables, plus a roofline's communication. Only the fused kernel was measured: shards
+    of other kernels have the largest distance, and the update of all rows of copies (dp) is not in the cost. Weights of
+    ids, and tables that do not pool, were not measured either: only their communication is counted.
     """
 
     basis = "fitted"

@@ -1,4 +1,4 @@
-"""TorchRec's own estimate of a plan, as a simulator: any solver can plan by it, any plan be rated by it.
+"""TorchRec's own estimate as a simulator: any solver can plan with it, and it can rate any plan.
 
 TorchRec adds up what it expects of each shard of a rank, and the slowest rank is the plan's rating: nothing is fused,
 and nobody waits for the longest forward pass. So the makespan of an "iteration" task is that rating, to the grain of

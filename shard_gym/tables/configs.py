@@ -35,7 +35,7 @@ _HARMLESS = {*_TOLD, "pooling", "init_fn", "weight_init_min", "weight_init_max"}
 
 @dataclass(frozen=True)
 class Lookup:
-    """Lookups of a feature: what TorchRec's `ParameterConstraints` tell, but of a step and not of a rank."""
+    """Lookups of a feature, as TorchRec's `ParameterConstraints` have them, but of a whole step instead of one rank."""
 
     pooling: float = IDS_PER_FEATURE  # mean ids of a bag
     num_poolings: float = 1.0  # bags a sample

@@ -18,7 +18,7 @@ are no dims and no weight dtypes either: they are arguments, one for all tables 
 
 Files are mapped, not loaded, and read table by table. A gzipped one is first unpacked to a temporary file (8
 GB for the base file; TMPDIR says where), which is gone before the first table is read. Needs torch,
-`pip install "shard-gym[torch]"`. Pickled code in a file is refused, never run.
+the extra `torch`. Pickled code in a file is refused, never run.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ import numpy as np
 
 from shard_gym.errors import CorruptFile, InvalidPool, MissingDependency
 from shard_gym.records.guard import MOST_BYTES, REFUSALS
+from shard_gym.records.installing import install
 from shard_gym.tables.histograms import NUM_BINS, use_histogram
 from shard_gym.tables.pool import TablePool, make_pool
 
@@ -220,5 +221,5 @@ def _torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise MissingDependency('dlrm_datasets files need torch: pip install "shard-gym[torch]"') from error
+        raise MissingDependency(f"dlrm_datasets files need torch: {install('torch')}") from error
     return torch

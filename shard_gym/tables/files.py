@@ -1,7 +1,7 @@
 """Pools of tables in files: JSON, CSV or Parquet, told apart by the suffix of the name.
 
     pool = load_pool("tables.csv")
-    save_pool(pool, "tables.parquet")        # Parquet needs `pip install "shard-gym[parquet]"`
+    save_pool(pool, "tables.parquet")        # Parquet needs the extra `parquet`
 
 A file holds one row a table. Only `rows` is required:
 
@@ -55,6 +55,7 @@ import numpy as np
 from shard_gym.errors import CorruptFile, InvalidPool, MissingDependency, UnknownName
 from shard_gym.records.files import read_json, write_whole
 from shard_gym.records.guard import MOST_BYTES, MOST_JSON_BYTES, content_of, guarded, reason
+from shard_gym.records.installing import install
 from shard_gym.tables.pool import ELEMENT_BYTES, LATER, NUM_BINS, TablePool, make_pool
 
 SCHEMA = "shard-gym/pool/1"
@@ -356,5 +357,5 @@ def _pyarrow() -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise MissingDependency('Parquet files need pyarrow: pip install "shard-gym[parquet]"') from error
+        raise MissingDependency(f"Parquet files need pyarrow: {install('parquet')}") from error
     return pyarrow

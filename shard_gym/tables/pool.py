@@ -41,8 +41,8 @@ class TablePool:
 
     `uses[i, b]` is the share of table i's distinct rows, `accesses[i, b]` the share of its lookups, that fall
     in bin b of uses a reference batch. Pooling and bags are float32 where that holds every digit that is given, else
-    float64. Shares of less than 2**24 rows and lookups give the counts back exactly;
-    where they do not (more, or shares that were rounded), `use_counts` finds whole numbers close to them.
+    float64. Shares of less than 2**24 rows and lookups give the counts back exactly.
+    For more, or for rounded shares, `use_counts` finds whole numbers close to the counts.
     """
 
     rows: np.ndarray  # (N,) int64
@@ -101,7 +101,7 @@ class TablePool:
 
     @property
     def later(self) -> tuple[str, ...]:
-        """Columns of LATER in which some table is not as usual: only these are hashed and written."""
+        """Columns of LATER in which some table has no default value: only these are hashed and written."""
         return tuple(c for c, usual in LATER.items() if (np.asarray(getattr(self, c)) != usual).any())
 
     @property
@@ -184,7 +184,7 @@ def make_pool(
     reference_batch: int = REFERENCE_BATCH,
     **columns: Any,
 ) -> TablePool:
-    """A pool from what is known of some tables; scalars apply to every table.
+    """Make a pool of tables from columns of numbers; a single number applies to every table.
 
     Without `distinct`, `uses` and `accesses`, lookups are spread over the rows as evenly as whole numbers allow.
     That is the most distinct rows a batch can touch: uniformly random lookups would touch fewer. Without `name`,

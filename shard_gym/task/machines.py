@@ -117,7 +117,7 @@ class Machine:
 
     @property
     def links(self) -> Links | None:
-        """Wires; None where those of the simulator are meant."""
+        """Links between devices; None: those of the simulator."""
         if not self.link_gb_s:
             return None
         inside = Links(port=self.link_gb_s * 1e6, latency_ms=self.link_us / 1e3)

@@ -1,4 +1,4 @@
-"""Tasks from tables of one's own."""
+"""Tasks made of a user's own tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Tables = str | Path | TablePool | Sequence[Any]  # a file, a pool, or TorchRec c
 
 
 class TaskSettings(TypedDict, total=False):
-    """Settings of a task of one's own beside its tables and devices; see `Task`."""
+    """Settings of a user's own task, beside its tables and devices; see `Task`."""
 
     objective: str  # "iteration" unless told
     batch: int  # samples a step over all devices; those that the tables' statistics are of unless told
@@ -53,12 +53,12 @@ def make_task(
 
     `tables` is a file (.csv, .json or .parquet, see `shard_gym.tables.files`; .pt or .pt.gz, see
     `shard_gym.tables.dlrm_datasets`), a `TablePool` (`make_pool` makes one), or a list of TorchRec's
-    `EmbeddingBagConfig` or `EmbeddingConfig`, whose mean ids a sample `pooling` tells by name of feature or table (see
-    `shard_gym.tables.configs`; 1 a feature unless told). `memory_gb` is what each device has left for tables, in
-    units of 2**30 bytes: one number, or one a device. Settings are those of `TaskSettings`, by the names of `Task`.
+    `EmbeddingBagConfig` or `EmbeddingConfig`. For configs, `pooling` is mean ids a sample by name of feature or table
+    (see `shard_gym.tables.configs`; 1 a feature by default). `memory_gb` is the memory that each device has left for
+    tables, in units of 2**30 bytes: one number, or one a device. Settings are those of `TaskSettings`.
 
-    Communication ("iteration") counts one row for each bag of a sample, column `bags`: of a config with several
-    features one for each. A config that does not pool sends every row that is looked up.
+    Communication ("iteration") counts one row for each bag of a sample (column `bags`); a config with several features
+    has one bag for each. A config that does not pool sends every row that is looked up.
     """
     refuse_unknown(settings, TaskSettings.__annotations__)
     pool = read_tables(tables, pooling, settings)
@@ -107,7 +107,7 @@ def memory_of(devices: int, memory_gb: float | Sequence[float]) -> tuple[float, 
 
 
 def refuse_unknown(settings: Iterable[str], known: Iterable[str]) -> None:
-    """Settings that nobody reads are refused, not dropped."""
+    """Refuse settings with unknown names."""
     for name in settings:
         if name not in known:
             raise UnknownName("setting", name, known)

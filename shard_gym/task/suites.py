@@ -1,6 +1,6 @@
 """The suites: named, frozen banks of tasks. Their settings feed ids, command lines and leaderboards.
 
-`shard_gym.task.suite` says what one is. A published suite is never edited; a changed one gets a new name.
+`shard_gym.task.suite` defines a suite. A published suite is never edited; a changed suite gets a new name.
 docs/extending.md says how to add one, `register` adds one from outside the package.
 """
 
@@ -39,7 +39,7 @@ ROCE = Links(port=2.4e8, latency_ms=4.13, group=8, uplink=1.585e8)
 
 
 def get(key: str) -> Suite:
-    """The suite of that key, `metasyn-80x8`; the name and the environments' ids are accepted too."""
+    """Find a suite by its key, such as `metasyn-80x8`, by its name, or by an id of its environments."""
     expect(key, str, InvalidTask)
     found = SUITES.get(key.lower().removeprefix("shardgym-").removesuffix("-flat"))
     if found is None:

@@ -1,4 +1,4 @@
-"""A sharding task: which tables, which devices, and what is to be made small."""
+"""Sharding tasks: tables, devices, and the objective to minimise."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _COLUMNS = ("rows", "dim", "pooling", "distinct", "uses", "accesses")
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Place every table on one of K devices. A value: equal content means equal `hash`."""
+    """A sharding task: tables to place on K devices. Tasks of equal content have equal hashes."""
 
     tables: TablePool
     memory: tuple[int, ...]  # bytes left for tables on each device, reserves already taken off
@@ -244,7 +244,7 @@ def mixed(task: Task) -> bool:
 
 
 def beyond_columns(task: Task) -> bool:
-    """True if tables may be sharded by more than columns, or some by less than others, or live in host memory."""
+    """True if kinds beyond columns are allowed, or kinds differ by table, or rows may live in host memory."""
     return mixed(task) or bool(task.constraints.of_forms)
 
 

@@ -115,7 +115,7 @@ def constraints_of(sharding_plan: ShardingPlan, told: Mapping[str, Any] | None =
 
 
 def carry(sharding_plan: ShardingPlan, told: Mapping[str, Any]) -> ShardingPlan:
-    """The plan with what constraints say of kernels, as TorchRec's planner puts it there.
+    """Copy the kernel settings of constraints into a plan, as TorchRec's planner does.
 
     Column shards are called table_column_wise where that is all that a table may be.
     """

@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from shard_gym.errors import MissingDependency, RankFailed
+from shard_gym.records.installing import install
 from shard_gym.records.processes import end_with_parent
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def _in_group(work: Callable[..., Any], args: Any, patience: float) -> Any:
         import torch
         from torch import distributed
     except ImportError as error:
-        raise MissingDependency(f"training needs torch ({error}): pip install 'shard-gym[torch]'") from error
+        raise MissingDependency(f"training needs torch ({error}): {install('torch')}") from error
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     torch.set_num_threads(max(1, torch.get_num_threads() // ranks_here))
     distributed.init_process_group("gloo", timeout=timedelta(seconds=patience))

@@ -5,7 +5,7 @@
     log = Log(["day_0.parquet", "day_1.parquet"], columns=["C1", "C2"])
     pool = profile_log(log, batch=4096, rows={"C1": 10_000}).pool(dim=64)
 
-Files are read in pieces, so they may be larger than memory. Needs pyarrow, `pip install "shard-gym[parquet]"`.
+Files are read in pieces, so they may be larger than memory. Needs pyarrow, the extra `parquet`.
 A cell is a whole number, text, or in Parquet a list of either; an empty one is no id. What a cell means, `ids`:
 
     auto   whole numbers are ids, text is hashed
@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from shard_gym.errors import CorruptFile, InvalidPool, MissingDependency, UnknownName
+from shard_gym.records.installing import install
 from shard_gym.records.numbers import whole
 from shard_gym.torchrec.batches import Profiler
 from shard_gym.torchrec.cells import Hashes, bags_of
@@ -195,5 +196,5 @@ def require_pyarrow() -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise MissingDependency('logs need pyarrow: pip install "shard-gym[parquet]"') from error
+        raise MissingDependency(f"logs need pyarrow: {install('parquet')}") from error
     return pyarrow

@@ -1,4 +1,4 @@
-"""Tasks from a TorchRec model: the embedding collections of an unsharded module, wherever they hang in it.
+"""Tasks from a TorchRec model: the embedding collections of an unsharded module, at any depth.
 
     from shard_gym.torchrec.modules import task_of_module
 
@@ -50,7 +50,7 @@ OPTIMIZER_CLASSES = {  # by the name of the class given to `apply_optimizer_in_b
 
 @dataclass(frozen=True, eq=False)
 class Collection:
-    """One embedding collection of a model: where it hangs, and the configs of its tables."""
+    """One embedding collection of a model: its path, and the configs of its tables."""
 
     path: str  # as in `named_modules`; "" is the model itself
     module: nn.Module  # that TorchRec shards: of a processed collection, that with the feature processors

@@ -57,7 +57,7 @@ def plan_loader(
     module: nn.Module,
     sharders: Sequence[ModuleSharder[Any]],
 ) -> PlanLoader:
-    """A loader that has this planner plan this: the options of its search space, on the plan's ranks, and its hash."""
+    """Loader that makes this planner return this plan, from options of its search space, with the planner's hash."""
     from torchrec.distributed.planner.types import PlanLoader
 
     space, context = _searched(planner, module, list(sharders))

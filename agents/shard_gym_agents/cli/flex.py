@@ -1,12 +1,10 @@
-"""`shard-gym flex`: share out the rows of sequence tables in tiers, and tell what comes of it.
+"""Share out the rows of sequence tables in tiers, by FlexShard, and tell what comes of it.
 
-`shard-gym flex curve` measures how often a log looks rows up.
-"""
+`shard-gym flex curve` measures how often a log looks rows up."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,26 +19,37 @@ from shard_gym_agents.cli import logs
 from shard_gym_agents.solvers.flexshard import METHODS, solve
 
 GB = 2**30
+METHOD = "flex3"  # unless told
 TABLE = "name=history,rows=30000000,length=960,exponent=1.05,dim=256"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Plan or score."""
+    """Plan or score; or count, after the word `curve`."""
     if arguments[:1] == ["curve"]:
-        return logs.curve(arguments[1:])
-    return commands.run(_parser(), _run, arguments)
+        made = logs.curve_parser()
+        return commands.run(made, lambda options: options.run(options), arguments[1:])
+    return commands.run(parser(), flex, arguments)
 
 
-def _run(options: argparse.Namespace) -> None:
+def flex(options: argparse.Namespace) -> None:
+    """Plan, or tell about a plan."""
+    if options.plan and options.method:
+        raise InvalidTask("--method makes a plan: not with --plan, which names one")
     given = {"nodes": options.nodes, "gpus_per_node": options.gpus_per_node}
     changed = {name: n for name, n in given.items() if n is not None}
     on = replace(network(options.network), gpus=0, overlap=options.overlap, **changed)
     tables = tuple(_table(told) for told in options.table or [TABLE])
     task = RowTask(tables, on, options.batch, options.extra_gb * GB, options.copies)
-    plan = TieredPlan.load(options.plan, task) if options.plan else solve(task, options.method)
-    print(json.dumps(report(task, plan)) if options.json else f"{_assumed(options.network, task)}\n{text(task, plan)}")
+    with commands.waiting(options, "flex"):
+        plan = TieredPlan.load(options.plan, task) if options.plan else solve(task, options.method or METHOD)
     if options.out:
         plan.save(options.out, task)
+    commands.answer(
+        options,
+        "tiers/1",
+        lambda: report(task, plan),
+        lambda: f"{_assumed(options.network, task)}\n{text(task, plan)}",
+    )
 
 
 def _assumed(name: str, task: RowTask) -> str:
@@ -80,19 +89,26 @@ def _table(told: str) -> SequenceTable:
     return SequenceTable(name, curve, dim, element_bytes, pooled)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = commands.parser("shard-gym flex", __doc__)
-    add = parser.add_argument
+def parser() -> commands.Parser:
+    """Options of `flex`."""
+    examples = (
+        "shard-gym flex --network a100-4x8 --table name=history,rows=3e7,length=960,exponent=1.05,dim=256",
+        "shard-gym flex --table curve=history.safetensors,dim=128 --extra-gb 8 --out tiers.json",
+    )
+    made = commands.parser("shard-gym flex", __doc__, examples=examples, answer="the tiers of each table")
+    add = made.add_argument
     add("--table", action="append", metavar="KEY=VALUE,...", help=f"repeatable; default {TABLE}")
     add("--network", default="a100-4x8", help=f"one of {', '.join(NETWORKS)}; default a100-4x8")
-    add("--nodes", type=int, help="instead of the network's")
-    add("--gpus-per-node", type=int, help="instead of the network's")
+    add("--nodes", type=int, metavar="N", help="hosts; default: the network's")
+    add("--gpus-per-node", type=int, metavar="N", help="GPUs of a host; default: the network's")
     add("--overlap", choices=OVERLAPS, default="none", help="collectives that other work hides; default none")
-    add("--batch", type=int, default=4096, help="samples a GPU")
-    add("--extra-gb", type=float, default=0.0, help="memory a GPU may use beyond what all RW takes; default 0")
-    add("--copies", type=float, default=COPIES, help=f"that a replicated row takes; default {COPIES:g}, TorchRec's")
-    add("--method", choices=METHODS, default="flex3")
-    add("--plan", type=Path, help="tell about this plan instead of making one")
-    add("--json", action="store_true")
-    add("--out", type=Path, help="write the plan here")
-    return parser
+    add("--batch", type=int, default=4096, metavar="SAMPLES", help="a GPU and step; default 4096")
+    extra = "GiB that a GPU may use beyond what all RW takes; default 0"
+    add("--extra-gb", type=float, default=0.0, metavar="GiB", help=extra)
+    copies = f"memory of a replicated row, in rows; default {COPIES:g}, TorchRec's"
+    add("--copies", type=float, default=COPIES, metavar="ROWS", help=copies)
+    add("--method", choices=METHODS, help=f"that makes the plan; default {METHOD}")
+    add("--plan", type=Path, metavar="FILE", help="tell about this plan instead of making one")
+    add("--out", type=Path, metavar="FILE", help="where to keep the plan; default: nowhere")
+    made.set_defaults(run=flex)
+    return made

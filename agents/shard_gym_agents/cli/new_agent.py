@@ -1,10 +1,6 @@
 """Write a package with agents of yours: a rule, a policy that is trained at once, their test and their card.
 
-shard-gym new-agent my_agent
-cd my_agent
-python -m pytest
-shard-gym leaderboard --suite core-60x4 --agents cost-greedy --agent my_agent:Policy
-"""
+Then: cd my_agent; python -m pytest; shard-gym leaderboard --suite core-60x4 --agent my_agent:Policy"""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ import argparse
 import keyword
 import subprocess
 import sys
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,20 +21,32 @@ SUFFIXES = (".py", ".toml", ".md")
 LONGEST = 40  # characters of a name
 
 
-def main(arguments: Sequence[str]) -> int:
+def parser() -> commands.Parser:
+    """Options of `new-agent`."""
+    examples = ("shard-gym new-agent my_agent", "shard-gym new-agent my_agent --out work/my_agent")
+    kept = "the folder may be there, half made: remove it before the same command begins again"
+    made = commands.parser("shard-gym new-agent", __doc__, examples=examples, answer="the folder", kept=kept)
+    made.add_argument("name", metavar="NAME", help="of the package: lower-case letters, digits and _")
+    made.add_argument("--out", type=Path, metavar="DIR", help="default: a folder of that name")
+    made.set_defaults(run=new_agent)
+    return made
+
+
+def new_agent(options: argparse.Namespace) -> None:
     """Write the package as told on the command line."""
-    parser = commands.parser("shard-gym new-agent", __doc__)
-    parser.add_argument("name", metavar="NAME", help="of the package: lower-case letters, digits and _")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: a folder of that name")
+    out = options.out or Path(options.name)
+    with commands.waiting(options, "training its policy"):
+        trained = write(options.name, out)
+    commands.answer(
+        options,
+        "new-agent/1",
+        lambda: {"name": options.name, "folder": out},
+        lambda: f"{trained}\nwrote {out}; now: cd {out} && python -m pytest, then the commands of its README.md",
+    )
 
-    def command(options: argparse.Namespace) -> None:
-        write(options.name, options.out or Path(options.name))
 
-    return commands.run(parser, command, arguments)
-
-
-def write(name: str, out: Path) -> None:
-    """The package in a new folder, its policy trained."""
+def write(name: str, out: Path) -> str:
+    """The package in a new folder, its policy trained; what the training said."""
     _check(name, out)
     for source in sorted(path for path in TEMPLATE.rglob("*") if path.suffix in SUFFIXES):
         where = out / source.relative_to(TEMPLATE).as_posix().replace(PLACEHOLDER, name)
@@ -47,8 +54,7 @@ def write(name: str, out: Path) -> None:
     done = subprocess.run([sys.executable, "-m", f"{name}.train"], cwd=out, capture_output=True, text=True)
     if done.returncode:
         raise ShardGymError(f"{out} is written, but its policy could not be trained: {done.stderr.strip()[-500:]}")
-    commands.show(done.stdout.strip())
-    commands.show(f"wrote {out}; now: cd {out} && python -m pytest, then the commands of its README.md")
+    return done.stdout.strip()
 
 
 def _check(name: str, out: Path) -> None:

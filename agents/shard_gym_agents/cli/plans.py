@@ -1,14 +1,13 @@
-"""Reports on plans and on what moves between them, and the line that follows a search."""
+"""Reports on plans and on what moves between them, in words and as JSON."""
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -24,25 +23,6 @@ from shard_gym.simulators.base import plan_latency
 from shard_gym.tables.pool import GB
 from shard_gym.task.task import RESIDENCES, Constraints, Task
 from shard_gym.torchrec.report import grid
-
-
-class Line:
-    """One line on the terminal that follows a search: the best makespan, and the time."""
-
-    def __init__(self, shown: bool, budget: float | None) -> None:
-        self.shown, self.of, self.written = shown, "" if budget is None else f" of {budget:g}", False
-
-    def __call__(self, makespan: float, seconds: float) -> None:
-        """Told of a better plan."""
-        if self.shown:
-            sys.stderr.write(f"\rbest {makespan:.3f} ms after {seconds:.1f}{self.of} s ")
-            sys.stderr.flush()
-            self.written = True
-
-    def end(self) -> None:
-        """End the line, so that the next print begins one of its own."""
-        if self.written:
-            sys.stderr.write("\n")
 
 
 def assumed(task: Task, planner: Simulator, judge: Simulator) -> str:
@@ -103,6 +83,34 @@ def report(task: Task, plan: Plan, judge: Simulator) -> str:
     return "\n".join([*lines, *([] if plan.table_wise else ["", *kinds_report(plan, placed)])])
 
 
+def plan_json(task: Task, plan: Plan, judge: Simulator) -> dict[str, Any]:
+    """The same as JSON, the plan with it."""
+    found, (used, in_host) = score(task, plan, judge), plan_bytes(task, plan)
+    cost, placed = plan_latency(judge, task, plan).cost(task.objective), shards(task, plan)
+    counts = np.bincount(placed.device, minlength=task.num_devices)
+    devices = [
+        {
+            "shards": counts[d],
+            "used_bytes": used[d],
+            "memory_bytes": memory,
+            "host_used_bytes": in_host[d],
+            "host_memory_bytes": task.host_memory,
+            "cost_ms": cost[d],
+        }
+        for d, memory in enumerate(task.memory)
+    ]
+    return {
+        "objective": task.objective,
+        "judge": judge.id,
+        "makespan_ms": found.makespan,
+        "balance": found.balance,
+        "feasible": found.feasible,
+        "violations": found.violations,
+        "devices": devices,
+        "plan": plan.to_dict(),
+    }
+
+
 def kinds_report(plan: Plan, placed: Shards) -> Iterator[str]:
     """Tables by kind, by the pieces and shards that each has, and by where its rows live."""
     counts: Counter[tuple[int, int, int, int, float]] = Counter()
@@ -143,16 +151,22 @@ def _moves(task: Task, delta: Delta) -> Iterator[str]:
         yield f"{move.name:{wide}} {columns}{rows} {move.bytes / GB:8.3f} {move.source:5} {move.target:5}"
 
 
-def delta_json(delta: Delta, scores: Sequence[Score]) -> str:
+def delta_json(delta: Delta, scores: Sequence[Score]) -> dict[str, Any]:
     """The same as JSON; a move tells its rows where they are not all of the table's."""
     worth = {which: asdict(score) for which, score in zip(("old", "new"), scores, strict=True)}
     told = asdict(delta)
     told["moves"] = [{name: value for name, value in move.items() if value is not None} for move in told["moves"]]
-    return json.dumps(worth | {"tables": delta.tables, "bytes": delta.bytes, **told})
+    return worth | {"tables": delta.tables, "bytes": delta.bytes, **told}
+
+
+def repaid_json(delta: Delta, scores: Sequence[Score], gb_s: float) -> dict[str, Any]:
+    """The time that moving takes, and the steps that repay it: null where nothing is gained."""
+    ms, gain = 1e3 * delta.seconds(gb_s * 1e9), scores[0].makespan - scores[1].makespan
+    return {"moving_ms": ms, "repaid_steps": ms / gain if gain > 0 else None}
 
 
 def repaid(delta: Delta, scores: Sequence[Score], gb_s: float) -> str:
-    """The time that moving takes, and the steps that repay it."""
-    ms, gain = 1e3 * delta.seconds(gb_s * 1e9), scores[0].makespan - scores[1].makespan
-    told = f"moving takes {ms:.1f} ms at {gb_s:g} GB/s a device"
-    return f"{told}, repaid after {ms / gain:,.0f} steps" if gain > 0 and ms > 0 else told
+    """The same in words."""
+    found = repaid_json(delta, scores, gb_s)
+    told = f"moving takes {found['moving_ms']:.1f} ms at {gb_s:g} GB/s a device"
+    return f"{told}, repaid after {found['repaid_steps']:,.0f} steps" if found["repaid_steps"] else told

@@ -1,9 +1,8 @@
-"""Report on a plan, rank by rank: shard-gym stats PLAN.json --suite core-80x8 --accounting torchrec --hbm-gb 80"""
+"""Report on a plan, rank by rank, as TorchRec reports it; or explain one table, or why there is no plan."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,8 +17,9 @@ from shard_gym.torchrec.limits import limits
 from shard_gym.torchrec.report import report, reserves
 from shard_gym.torchrec.stats import alone, explain, plan_stats, table_index, tables_of
 from shard_gym.torchrec.values import Capacity, Reserve, kjt_bytes
+from shard_gym_agents.cli.constraints import add_constraints, constrained
 from shard_gym_agents.cli.plans import assumed
-from shard_gym_agents.cli.tasks import add_constraints, add_task, constrained, gib, task_of
+from shard_gym_agents.cli.tasks import add_task, gib, task_of
 
 TOP = 20  # ranks and tables shown
 RESERVES = ("reserve", "dense_gb", "kjt_gb")
@@ -27,42 +27,59 @@ RESERVES = ("reserve", "dense_gb", "kjt_gb")
 
 def main(arguments: Sequence[str]) -> int:
     """Print the report."""
-    return commands.run(_parser(), lambda options: commands.show(_answer(options)), arguments)
+    return commands.run(parser(), stats, arguments)
 
 
-def _answer(options: argparse.Namespace) -> str:
-    if options.top < 0:
-        raise InvalidTask(f"--top is a number from 0, got {options.top}")
+def stats(options: argparse.Namespace) -> None:
+    """Print the report, the explanation of a table, or what is missing for a plan."""
+    _refuse_odd(options)
     if options.tables and options.memory_gb is None and not options.hardware:
         options.memory_gb = options.hbm_gb  # what is left of it is worked out below
     task, _, judge = task_of(options)
     task = constrained(task, options)
     setup, tables = Setup.of(task, options.pipeline), tables_of(task, options.kernel, options.sequence)
     capacity = _capacity(options, tables, setup)
-    if options.why or options.plan in (None, "-"):
-        return _why(options, task, judge, capacity)
-    stats = plan_stats(task, Plan.load(options.plan), judge, tables=tables, setup=setup, capacity=capacity)
+    if _asks_why(options):
+        _why(options, task, judge, capacity)
+        return
+    found = plan_stats(task, Plan.load(options.plan), judge, tables=tables, setup=setup, capacity=capacity)
     if options.table is None:
-        if options.json:
-            return json.dumps(stats.to_dict())
-        return report(stats, options.top or None, assumed(task, judge, judge))
+        top = TOP if options.top is None else options.top
+        assumes = assumed(task, judge, judge)
+        commands.answer(options, "stats/1", found.to_dict, lambda: report(found, top or None, assumes))
+        return
     index = table_index(task, options.table)
-    own = stats.tables[index]
+    own = found.tables[index]
     table, sizes = replace(tables[index], kernel=own.kernel), own.shard_sizes
     told = explain(table, own.kind, setup, name=own.name, accounting=task.accounting, sizes=sizes)
-    if stats.phases("perf") and own.kind in ("tw", "cw") and own.kernel == "fused":
+    if found.phases("perf") and own.kind in ("tw", "cw") and own.kernel == "fused":
         told = replace(told, steps=(*told.steps, alone(task, index, sizes[0][1], judge)))
-    return json.dumps(told.to_dict()) if options.json else f"{told.text()}\n{assumed(task, judge, judge)}"
+    commands.answer(options, "explanation/1", told.to_dict, lambda: f"{told.text()}\n{assumed(task, judge, judge)}")
 
 
-def _why(options: argparse.Namespace, task: Task, judge: Simulator, capacity: Capacity) -> str:
-    if options.table:
-        raise InvalidTask("--table explains a number of a plan: give PLAN.json")
+def _asks_why(options: argparse.Namespace) -> bool:
+    return options.why or options.plan in (None, "-")
+
+
+def _refuse_odd(options: argparse.Namespace) -> None:
+    """Refuse options that would say nothing, or no sense."""
+    if options.top is not None and options.top < 0:
+        raise InvalidTask(f"--top is a number from 0, got {options.top}")
+    if options.top is not None and (options.json or options.table or _asks_why(options)):
+        raise InvalidTask("--top shortens the report of a whole plan: not with --json, --table or --why")
+    if options.table and _asks_why(options):
+        raise InvalidTask("--table explains a number of a plan: give PLAN.json, and not --why")
+
+
+def _why(options: argparse.Namespace, task: Task, judge: Simulator, capacity: Capacity) -> None:
     found = limits(replace(task, memory=capacity.left(task)))
-    if options.json:
-        return json.dumps(found.to_dict() | {"budget": capacity.to_dict()})
     told = [] if capacity.hbm_bytes is None else [f"HBM for tables, of each rank: {reserves(capacity)}"]
-    return "\n".join([found.text(), *told, assumed(task, judge, judge)])
+    commands.answer(
+        options,
+        "room/2",
+        lambda: found.to_dict() | {"budget": capacity.to_dict()},
+        lambda: "\n".join([found.text(), *told, assumed(task, judge, judge)]),
+    )
 
 
 def _capacity(options: argparse.Namespace, tables: Sequence[Table], setup: Setup) -> Capacity:
@@ -85,25 +102,35 @@ def _capacity(options: argparse.Namespace, tables: Sequence[Table], setup: Setup
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = commands.parser("shard-gym stats", __doc__)
-    parser.add_argument("plan", nargs="?", metavar="PLAN", help="a file that --out wrote; - or none: as --why")
-    add_task(parser)
-    add_constraints(parser)
-    parser.add_argument("--why", action="store_true", help="tell whether there can be a plan, and what is missing")
-    parser.add_argument("--table", metavar="NAME", help="explain the numbers of one table, by name or index")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument(
-        "--top", type=int, default=TOP, metavar="N", help=f"ranks and tables shown; 0: all; default {TOP}"
+def parser() -> commands.Parser:
+    """Options of `stats`."""
+    examples = (
+        "shard-gym stats plan.json --suite core-80x8 --accounting torchrec --hbm-gb 80",
+        "shard-gym stats plan.json --tables tables.csv --hardware dgx-h100 --table user",
+        "shard-gym stats --why --tables tables.csv --devices 8 --hbm-gb 40",
     )
-    group = parser.add_argument_group("memory of each device, in place of the task's; GiB, 2**30 bytes")
-    group.add_argument("--hbm-gb", type=float, metavar="GiB")
-    group.add_argument("--ddr-gb", type=float, metavar="GiB", help="of its host's memory")
-    group.add_argument("--dense-gb", type=float, metavar="GiB", help="what the dense part takes; default 0")
-    group.add_argument("--kjt-gb", type=float, metavar="GiB", help="what ids take; default: as TorchRec reckons")
-    group.add_argument("--reserve", type=float, metavar="SHARE", help=f"for fragmentation; default {RESERVE}")
-    group = parser.add_argument_group("what a task does not say; of bytes as torchrec and true count them")
-    group.add_argument("--pipeline", choices=PIPELINES, default="none")
-    group.add_argument("--kernel", choices=KERNELS, default="fused", help="of all tables but copies (dp)")
+    made = commands.parser("shard-gym stats", __doc__, examples=examples, answer="the report")
+    made.add_argument("plan", nargs="?", metavar="PLAN", help="a file that --out wrote; - or none: as --why")
+    add_task(made)
+    add_constraints(made)
+    made.add_argument("--why", action="store_true", help="tell whether there can be a plan, and what is missing")
+    made.add_argument("--table", metavar="NAME", help="explain the numbers of one table, by name or index")
+    made.add_argument("--top", type=int, metavar="N", help=f"ranks and tables shown; 0: all; default {TOP}")
+    _add_memory(made)
+    group = made.add_argument_group("what a task does not say; of bytes as torchrec and true count them")
+    pipeline = "the train pipeline, which keeps batches in memory; default none"
+    group.add_argument("--pipeline", choices=PIPELINES, default="none", help=pipeline)
+    kernel = "of all tables but copies (dp); default fused"
+    group.add_argument("--kernel", choices=KERNELS, default="fused", help=kernel)
     group.add_argument("--sequence", action="store_true", help="tables return every row that is looked up")
-    return parser
+    made.set_defaults(run=stats)
+    return made
+
+
+def _add_memory(made: commands.Parser) -> None:
+    add = made.add_argument_group("memory of each device, in place of the task's; GiB, 2**30 bytes").add_argument
+    add("--hbm-gb", type=float, metavar="GiB", help="of the device, before reserves; default: what the task leaves")
+    add("--ddr-gb", type=float, metavar="GiB", help="of its host's memory; default: not looked at")
+    add("--dense-gb", type=float, metavar="GiB", help="what the dense part takes; default 0")
+    add("--kjt-gb", type=float, metavar="GiB", help="what ids take; default: as TorchRec reckons")
+    add("--reserve", type=float, metavar="SHARE", help=f"of --hbm-gb, for fragmentation; default {RESERVE}")

@@ -1,10 +1,13 @@
-"""Compare machines: shard-gym sweep --tables tables.csv --hardware dgx-a100-80,dgx-h100,mine.toml --agent auto"""
+"""Plan the same tables on several machines, and compare: a line a machine.
+
+Where a machine's file tells a price, so does its line. Ctrl-C ends with the machines that are planned by then."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from shard_gym.errors import InfeasibleTask
 from shard_gym.plan.plan import Plan
@@ -16,9 +19,10 @@ from shard_gym.tables.pool import GB
 from shard_gym.task.machines import Machine
 from shard_gym.task.task import Task
 from shard_gym.torchrec.report import grid
-from shard_gym_agents.cli.plans import assumed
+from shard_gym_agents.cli.constraints import constrained
+from shard_gym_agents.cli.plans import assumed, plan_json
 from shard_gym_agents.cli.solving import add_solver, solved
-from shard_gym_agents.cli.tasks import add_tables, constrained, machine_of, task_of
+from shard_gym_agents.cli.tasks import add_tables, machine_of, task_of
 
 MS_PER_HOUR, STEPS = 3.6e6, 1e6  # a price is told of so many steps
 
@@ -34,23 +38,40 @@ class Swept:
     why: str = ""
 
 
-def main(arguments: Sequence[str]) -> int:
+def sweep(options: argparse.Namespace) -> int:
     """Plan on each machine, and compare."""
-    return commands.run(_parser(), _run, arguments)
-
-
-def _run(options: argparse.Namespace) -> None:
     each = [argparse.Namespace(**vars(options) | {"hardware": name}) for name in options.hardware]
     asked = [(on, machine_of(on), *task_of(on)) for on in each]  # what is wrong is told before anything is planned
-    found = []
+    found: list[Swept] = []
+    stopped = False
     for on, machine, own, planner, judge in asked:
         task = constrained(own, on)
-        commands.show(f"{machine.name} {assumed(task, planner, judge)}")
+        if not options.json:
+            commands.show(f"{machine.name} {assumed(task, planner, judge)}")
         try:
-            found.append(Swept(machine, task, judge, solved(on, task, planner)))
+            plan, stopped = solved(on, task, planner)
+            found.append(Swept(machine, task, judge, plan))
         except InfeasibleTask as error:
             found.append(Swept(machine, task, judge, None, str(error)))
-    commands.show("\n".join(sweep_report(found)))
+        if stopped:
+            break
+    commands.answer(
+        options,
+        "swept/1",
+        lambda: {"machines": list(map(_json, found)), "interrupted": stopped},
+        lambda: "\n".join(sweep_report(found)),
+    )
+    if stopped:
+        kept = f"stopped; {len(found)} of {len(asked)} machines are told above, the last with its best plan so far"
+        commands.complain("shard-gym sweep", "Interrupted", f"{kept}; the same command begins again", options.json)
+    return commands.INTERRUPTED if stopped else 0
+
+
+def _json(swept: Swept) -> dict[str, Any]:
+    """A machine and its plan as JSON."""
+    machine, task = swept.machine, swept.task
+    about = {"hardware": machine.name, "hosts": machine.hosts, "devices": task.num_devices, "price": machine.price}
+    return about | ({"error": swept.why} if swept.plan is None else plan_json(task, swept.plan, swept.judge))
 
 
 def sweep_report(found: Sequence[Swept]) -> Iterator[str]:
@@ -82,10 +103,15 @@ def _row(swept: Swept, hosted: bool, priced: bool) -> list[str]:
     return cells
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = commands.parser("shard-gym sweep", __doc__)
-    add_tables(parser)
-    parser.add_argument("--agent", default="auto", help="a name from `shard-gym agents`; default auto")
-    add_solver(parser)
-    parser.set_defaults(suite=None, task=None, out=None)
-    return parser
+def parser() -> commands.Parser:
+    """Options of `sweep`."""
+    examples = (
+        "shard-gym sweep --tables tables.csv --hardware dgx-a100-80,dgx-h100,mine.toml",
+        "shard-gym sweep --tables tables.csv --hardware dgx-h100,dgx-h200 --agent cost-greedy --json",
+    )
+    made = commands.parser("shard-gym sweep", __doc__, examples=examples, answer="the machines with their plans")
+    add_tables(made)
+    made.add_argument("--agent", default="auto", help="a name from `shard-gym agents`, or module:Class; default auto")
+    add_solver(made)
+    made.set_defaults(run=sweep, out=None)
+    return made

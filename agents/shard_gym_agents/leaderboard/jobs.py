@@ -32,6 +32,8 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
         simulators.make(options.simulator)
         if options.retrain:
             raise ShardGymError("--retrain trains with each suite's own planner: leave out --simulator")
+    if options.calls and len(options.budgets) > 1:
+        raise ShardGymError("--calls is a budget itself: leave out --budgets")
     limit = options.time_limit or max(TIME_LIMIT, 2 * max(options.budgets))
     agents = dict.fromkeys((*chosen, *options.agent))
     jobs = [
@@ -44,6 +46,7 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
             split=options.split,
             budget=budget,
             time_limit=limit,
+            calls=options.calls,
         )
         for key in options.suite
         for agent in agents

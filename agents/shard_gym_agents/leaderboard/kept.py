@@ -1,7 +1,8 @@
 """Runs that are kept on disk until all of a command's are done, under a key of all that decides them.
 
 That is an agent with its config and source, suite, split, seed, budget, simulators, limits, and all files of both
-packages. What a third party's module imports is not in the key: `--fresh` forgets what was kept.
+packages but compiled ones, so that it is the same key on any machine. What a third party's module imports is not in
+the key: `--fresh` forgets what was kept.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from shard_gym.records import ledger
 from shard_gym.records.files import json_sha256
 from shard_gym.records.guard import parsed_json
 from shard_gym.results import Result
+from shard_gym.task.task import Task
 from shard_gym_agents.leaderboard.arena.job import Job
 from shard_gym_agents.leaderboard.arena.rules import FULL, LIMITS
 
+COMPILED = (".so", ".pyd", ".dylib")
 FORCED = 0.05  # seconds of a run from which on it outlives the machine, not only this process
 
 
@@ -63,19 +66,27 @@ def blank_result(job: Job, about: dict[str, Any]) -> Result:
     )
 
 
+def job_key(job: Job, about: dict[str, Any]) -> str:
+    """The hash of all that decides a job's runs; tasks of no suite are told by each run."""
+    said = {name: value for name, value in about.items() if name != "build_seconds"}
+    return json_sha256({**asdict(job), "tasks": bool(job.tasks), "about": said, "packages": _packages_digest()})
+
+
+def piece_key(job: str, task: Task) -> str:
+    """The hash of all that decides a run on a task, of a job with that key."""
+    return json_sha256([job, task.hash])
+
+
 def partial_path(job: Job, about: dict[str, Any], folder: Path) -> Path:
     """The file of a job's runs; its name tells all that decides them."""
-    said = {name: value for name, value in about.items() if name != "build_seconds"}
-    decides = {**asdict(job), "about": said, "packages": _packages_digest()}
-    key = json_sha256(decides)[:12]
     agent = "".join(c if c.isalnum() else "-" for c in job.agent)
-    return folder / f"{job.suite}.{agent}.{job.seed}.{key}.jsonl"
+    return folder / f"{job.suite}.{agent}.{job.seed}.{job_key(job, about)[:12]}.jsonl"
 
 
 def kept_runs(path: Path) -> dict[str, tuple[Result, Watched]]:
     """Runs of an unfinished job, by task hash."""
     try:
-        return {result.task: (result, seen) for result, seen in ledger.read(path, _kept, "kept run")}
+        return {result.task: (result, seen) for result, seen in ledger.read(path, kept_run, "kept run")}
     except CorruptFile as error:
         raise CorruptFile(f"{error}; --fresh runs it again") from error
 
@@ -91,8 +102,7 @@ class Keeper:
         """Keep a run; a short one is sooner run again than forced to disk."""
         if self.ledger is None:
             self.ledger = self.open.enter_context(ledger.opened(self.path))
-        line = {"task": result.task, "result": result.to_json(), "watched": asdict(seen)}
-        self.ledger.append(line, force=result.wall_seconds >= FORCED)
+        self.ledger.append(kept_line(result, seen), force=result.wall_seconds >= FORCED)
 
     def close(self) -> None:
         """Let others have the file."""
@@ -100,8 +110,13 @@ class Keeper:
         self.ledger = None
 
 
-def _kept(line: bytes) -> tuple[Result, Watched]:
-    """A line of an unfinished job."""
+def kept_line(result: Result, seen: Watched) -> dict[str, Any]:
+    """A run as JSON holds it."""
+    return {"task": result.task, "result": result.to_json(), "watched": asdict(seen)}
+
+
+def kept_run(line: bytes) -> tuple[Result, Watched]:
+    """The run of a line."""
     told = parsed_json(line)
     watched = Watched(**told["watched"])
     figures = watched.build, watched.wall, watched.cpu, watched.idle, watched.runs
@@ -112,10 +127,11 @@ def _kept(line: bytes) -> tuple[Result, Watched]:
 
 @cache
 def _packages_digest() -> str:
-    """Hash of every file in both packages, so that an edit never meets runs made before it."""
+    """Hash of every file that is written in both packages, so that an edit never meets runs made before it."""
     digest = hashlib.sha256()
     for package in (shard_gym, shard_gym_agents):
         folder = Path(str(package.__file__)).parent
-        for path in sorted(p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
+        files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+        for path in sorted(path for path in files if path.suffix not in COMPILED):
             digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()

@@ -33,7 +33,7 @@ def text(found: Ranking) -> str:
     return "\n".join([*lines, *([""] if told else []), *told, *("", *found.notes)])
 
 
-def markdown(found: Ranking, command: str, workers: int, build_limit: float) -> str:
+def markdown(found: Ranking, command: str, machine: str, workers: int, build_limit: float) -> str:
     """The tables as a page, with what it takes to make it again."""
     packages = ", ".join(f"{name} {version}" for name, version in versions_here())
     made = f"Made by `{command}` with {packages}; commit {commit_here() or 'unknown'}, benchmark version"
@@ -49,7 +49,7 @@ def markdown(found: Ranking, command: str, workers: int, build_limit: float) -> 
         "the best of them and are not told apart from it: the interval of the mean difference includes zero.",
         "p is of a paired test against the best of the track, by random signs, corrected for the number of agents.",
         "A run without a feasible plan in time counts as the mean random plan. Tracks are ranked apart.",
-        _timing(found, workers),
+        _timing(found, machine, workers),
         f"An agent has {build_limit:g} s to be built. Calls of the planner are the agent's claim (`docs/arena.md`).",
         f"Isolation of the agents: {_isolation(found)}.",
         "",
@@ -58,10 +58,10 @@ def markdown(found: Ranking, command: str, workers: int, build_limit: float) -> 
     return "\n".join(lines) + "\n"
 
 
-def _timing(found: Ranking, workers: int) -> str:
+def _timing(found: Ranking, machine: str, workers: int) -> str:
     alone = all(row.alone for row in found.rows if row.standing)
     beside = "with nothing else beside them" if alone else f"{workers} at a time"
-    told = f"Plan times are medians by the wall clock on {host()}, of runs {beside}, from the question to the answer"
+    told = f"Plan times are medians by the wall clock on {machine}, of runs {beside}, from the question to the answer"
     return f"{told}: good for orders of magnitude. CPU is of the same runs."
 
 

@@ -23,7 +23,7 @@ from shard_gym_agents.leaderboard.references import load_best, references, updat
 from shard_gym_agents.leaderboard.report import Runs, json_row, ranking, unable_row
 from shard_gym_agents.leaderboard.runs import Judged
 
-PAGE = "leaderboard.html"
+PAGE, ROW = "leaderboard.html", "shard-gym/leaderboard-row/1"
 Missing = dict[tuple[str, str], str]  # suite and agent -> what it needs
 
 
@@ -35,7 +35,20 @@ class Outcome:
     done: Mapping[Job, list[Judged]]
     missing: Missing
     watched_of: Callable[[Iterable[Job]], Mapping[str, Watched]]
-    note: str  # on the machine
+    note: str = ""  # on how the machine was used
+    machine: str = ""  # several of them, in words; "" is this one
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on the machines, and on what is bound to them."""
+        if not self.machine:
+            return [self.note]
+        results = (result for runs in self.done.values() for result, _ in runs)
+        if any(result.config.get("budget") and not result.config.get("calls") for result in results):
+            told = "Searches had seconds: what they found, as all times, is of these machines. --calls makes it repeat."
+        else:
+            told = "No search had seconds: but for times, any machines give the same rows."
+        return [f"Made on {self.machine}. {told}", self.note]
 
     def of(self, suite: str) -> Outcome:
         """The same of one suite."""
@@ -83,7 +96,7 @@ def _look(path: Path) -> str:
 
 def _report(key: str, outcome: Outcome) -> tuple[Board | None, bool]:
     """Print a suite's table, and write it when every run of it is there; what a page needs of it."""
-    suite, options = suites.get(key), outcome.options
+    suite, options, machine = suites.get(key), outcome.options, outcome.machine or layout.host()
     tasks = len(suite.tasks(options.split)[: options.tasks])
     planner, judge = options.simulator or suite.planner, options.simulator or suite.judge
     finished = outcome.finished(tasks)
@@ -100,17 +113,16 @@ def _report(key: str, outcome: Outcome) -> tuple[Board | None, bool]:
     runs = outcome.runs(finished, options.budget)
     others = {budget: outcome.runs(finished, budget) for budget in options.budgets if budget != options.budget}
     found = ranking(suite, options.split, runs, refs, unable, outcome.watched_of(outcome.done), others)
-    found = replace(found, notes=tuple(filter(None, (*found.notes, outcome.note))))
+    found = replace(found, notes=tuple(filter(None, (*found.notes, *outcome.notes))))
     if options.json:
-        print("\n".join(json.dumps(json_row(row)) for row in found.rows), flush=True)
+        print("\n".join(json.dumps({"schema": ROW, **json_row(row)}) for row in found.rows), flush=True)
     else:
         print(layout.text(found) + "\n", flush=True)
     if not unfinished:
         write_results(options.out / f"{key}.jsonl", [result for result, _ in every])
-        write_whole(
-            options.out / f"{key}.md", layout.markdown(found, options.command, options.workers, options.build_limit)
-        )
+        words = layout.markdown(found, options.command, machine, options.workers, options.build_limit)
+        write_whole(options.out / f"{key}.md", words)
     best = load_best(options.best_known / f"{key}.json", judge, ()) if options.page else {}
     plans = {task: Plan.from_dict(entry["plan"]) for task, entry in best.items()}
-    board = Board(found, runs, refs, plans, options.command, layout.host())
+    board = Board(found, runs, refs, plans, options.command, machine)
     return board, not unfinished

@@ -12,10 +12,11 @@ import numpy as np
 
 from shard_gym.results import Result
 from shard_gym.task.suite import BEST_KNOWN, GROUPS, Suite
+from shard_gym_agents.leaderboard.kept import Watched
 from shard_gym_agents.leaderboard.ranking import Estimate, Sample, Standing, best_of_run, estimate, standings
 from shard_gym_agents.leaderboard.references import References
 from shard_gym_agents.leaderboard.resolution import resolution
-from shard_gym_agents.leaderboard.runs import Judged, Watched
+from shard_gym_agents.leaderboard.runs import Judged
 
 OVERRUN = 1.25  # times the budget that an agent may take before the table says so
 IDLE = 0.05  # CPU seconds a run between tasks that the table keeps quiet about
@@ -169,7 +170,7 @@ def _row(
         error=_failures(judged),
         watched=watched,
         note="; ".join(filter(None, (_overrun(planned), *_excess(watched)))),
-        budget=first.config.get("budget"),
+        budget=None if first.config.get("calls") else first.config.get("budget"),
         gap_at=gap_at and {**gap_at, first.config["budget"]: standing.gap},
         alone=all(result.alone for result in timed),
     )
@@ -185,7 +186,8 @@ def _known(value: float) -> float | None:
 
 def _overrun(planned: list[Result]) -> str:
     """A word on an agent that takes clearly longer than the budget it was given."""
-    ratios = [r.wall_seconds / r.config["budget"] for r in planned if r.config.get("budget")]
+    timed = [r for r in planned if r.config.get("budget") and not r.config.get("calls")]
+    ratios = [r.wall_seconds / r.config["budget"] for r in timed]
     over = float(np.mean(ratios)) if ratios else 0.0
     return f"takes {over:.1f} times its budget" if over > OVERRUN else ""
 

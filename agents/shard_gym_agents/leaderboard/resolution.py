@@ -29,7 +29,7 @@ FILE = "judge_errors.json"
 
 @dataclass(frozen=True)
 class JudgeError:
-    """Error of a judge: how far it is from what plans take, without the noise of measuring."""
+    """Error of a judge against measured plans, without the noise of the measurements."""
 
     plan: float  # standard deviation of a method's plans over tasks, as a share of the makespan
     shared: float  # correlation of that between two plans of a task

@@ -1,18 +1,19 @@
-"""Runs jobs side by side, each in its own worker, and keeps every finished run on disk until all are done.
+"""Runs of jobs, here or on other machines; every finished run is kept on disk until all are done.
 
-A run that broke off is taken up again by the same command: a job's runs lie in `<out>/partial` (see `kept`).
+A run that broke off is taken up again by the same command: a job's runs lie in `<out>/partial` (see `kept`). Agents are
+asked by a place: threads of this machine, or nodes of a cluster (`nodes`). This side alone judges and keeps.
 """
 
 from __future__ import annotations
 
-import math
-import threading
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from shard_gym import simulators
 from shard_gym.errors import ShardGymError
@@ -21,201 +22,212 @@ from shard_gym.results import Result
 from shard_gym.results.evaluate import Run, Score, describe, judged, score
 from shard_gym.simulators import Simulator
 from shard_gym.task.task import Task
-from shard_gym_agents.leaderboard.arena.host import Nursery, Turn, Worker, WorkerLost
+from shard_gym.work.parts import WHOLE, Part
 from shard_gym_agents.leaderboard.arena.job import Job
 from shard_gym_agents.leaderboard.arena.job import tasks_of as job_tasks
-from shard_gym_agents.leaderboard.kept import Keeper, Watched, blank_result, kept_runs, partial_path
+from shard_gym_agents.leaderboard.kept import (
+    Keeper,
+    Watched,
+    blank_result,
+    job_key,
+    kept_runs,
+    partial_path,
+    piece_key,
+)
+from shard_gym_agents.leaderboard.seats import Answer, Arena, Seat, no_plan
 
 TIMED = 10  # tasks an agent, whose runs nothing else runs beside
 STRIKES = 3  # time-outs and deaths of an agent on a suite before it is given up
 LOST = ("late: ", "died: ")
 
 Judged = tuple[Result, Score | None]
+Strikes = Counter[tuple[str, str]]  # lost runs, by suite and agent
 
 
-@dataclass
-class Arena:
-    """State that the threads of a leaderboard share."""
+@dataclass(frozen=True)
+class Scope:
+    """The runs that are wanted of each job, and where those of an unfinished command are."""
 
-    nursery: Nursery
     partial: Path  # folder of unfinished jobs
     tasks: int | None = None  # the first so many only
     fresh: bool = False  # forget what an earlier run kept
-    agents: tuple[str, ...] = ()  # of users, who must not read each other
-    stopped: threading.Event = field(default_factory=threading.Event)
-    live: set[Worker] = field(default_factory=set)
-    strikes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    watched: defaultdict[Job, Watched] = field(default_factory=lambda: defaultdict(Watched))
+    part: Part = WHOLE
+    others: tuple[Path, ...] = ()  # folders of what parts of this work kept, which is taken over
 
-    def start(self, job: Job, track: str = "") -> Worker:
-        """A worker that `stop` will end."""
-        worker = Worker(job, self.nursery, track, self.agents)
-        self.live.add(worker)
-        if self.stopped.is_set():
-            worker.stop()
-        return worker
+    def tasks_of(self, job: Job, told: dict[str, Any]) -> dict[int, Task]:
+        """The tasks of a job that are to be run, by number."""
+        tasks, key = tasks_of(job, self.tasks), job_key(job, told)
+        taken = (self.part.whole or self.part.takes(piece_key(key, task)) for task in tasks)
+        return {index: task for index, (task, ours) in enumerate(zip(tasks, taken, strict=True)) if ours}
 
-    def end(self, worker: Worker | None) -> None:
-        """Kill a worker, if there is one."""
-        if worker is not None:
-            worker.kill()
-            self.live.discard(worker)
-
-    def watched_of(self, jobs: Iterable[Job]) -> dict[str, Watched]:
-        """Figures of each agent in these jobs."""
-        found = {job.agent: Watched() for job in jobs}
-        for job in jobs:
-            found[job.agent].add(self.watched[job])
-        return found
-
-    def stop(self) -> None:
-        """Stop all workers and start no other."""
-        self.stopped.set()
-        for worker in list(self.live):
-            worker.stop()
-
-
-class Seat:
-    """Keeps a job's worker alive: a killed or dead one is replaced for the next task."""
-
-    def __init__(self, job: Job, track: str, arena: Arena) -> None:
-        self.job, self.track, self.arena = job, track, arena
-        self.worker: Worker | None = None
-        self.build = 0.0  # seconds that the worker took to be built
-
-    def solve(self, index: int) -> Turn:
-        """The agent's run on one task, whatever becomes of the agent."""
-        who = (self.job.suite, self.job.agent)
-        if self.arena.strikes[who] >= STRIKES:
-            return _none(f"given up after {STRIKES} runs that were late or died")
-        try:
-            if self.worker is None:
-                self.worker = self.arena.start(self.job, self.track)
-                about = self.worker.about()
-                self.build = about["build_seconds"]
-                if error := about.get("error"):
-                    raise WorkerLost(f"died: on its restart: {error}")
-            return self.worker.solve(index)
-        except WorkerLost as lost:
-            self.close()
-            self.arena.strikes[who] += 1
-            return _none(str(lost), self.job.time_limit if str(lost).startswith("late") else 0.0)
-
-    def close(self) -> None:
-        """End the worker."""
-        self.arena.end(self.worker)
-        self.worker = None
-
-
-def run_jobs(jobs: Mapping[Job, dict[str, Any]], arena: Arena, workers: int) -> tuple[dict[Job, list[Judged]], bool]:
-    """Run all jobs (with what each agent is): runs by job in the order of tasks, and true if all were done.
-
-    First come the runs whose times are told, one at a time, then all others side by side. Ctrl-C ends it early: jobs
-    then have the runs that were finished.
-    """
-    progress = ProgressBar(sum(len(tasks_of(job, arena.tasks)) for job in jobs))
-    all_runs = [JobRuns(job, about, arena, progress) for job, about in jobs.items()]
-    pool = ThreadPoolExecutor(workers)
-    complete = True
-    try:
-        for first in [runs for runs in all_runs if runs.job.seed == 0 and workers > 1]:
-            pool.submit(first.be_timed).result()
-        futures = [pool.submit(runs.go_on, alone=workers == 1) for runs in all_runs]
-        for future in as_completed(futures):
-            future.result()
-    except KeyboardInterrupt:
-        complete = False
-    finally:
-        arena.stop()
-        pool.shutdown(cancel_futures=True)
-        progress.close()
-    return {runs.job: runs.done for runs in all_runs}, complete
+    def kept(self, job: Job, told: dict[str, Any]) -> dict[str, tuple[Result, Watched]]:
+        """Runs of a job that were made before, by task hash."""
+        path = partial_path(job, told, self.partial)
+        if self.fresh:
+            path.unlink(missing_ok=True)
+        found = (kept_runs(folder / path.name) for folder in (*self.others, self.partial))
+        return {task: run for runs in found for task, run in runs.items()}
 
 
 class JobRuns:
-    """A job's runs, one task after another, and kept on disk; those of a command that broke off are not run again."""
+    """A job's runs, each kept on disk when it is done; those of a command that broke off are not run again."""
 
-    def __init__(self, job: Job, about: dict[str, Any], arena: Arena, progress: ProgressBar) -> None:
-        self.job, self.about, self.arena, self.progress = job, about, arena, progress
-        self.done: list[Judged] = []
-        path = partial_path(job, about, arena.partial)
-        if arena.fresh:
-            path.unlink(missing_ok=True)
-        self.kept, self.keeper = kept_runs(path), Keeper(path)
-        lost = sum((result.error or "").startswith(LOST) for result, _ in self.kept.values())
-        arena.strikes[job.suite, job.agent] += lost
-        self.blank = blank_result(job, about)
+    def __init__(self, job: Job, told: dict[str, Any], scope: Scope, strikes: Strikes, progress: ProgressBar) -> None:
+        self.job, self.told, self.strikes, self.progress = job, told, strikes, progress
+        self.tasks, self.kept = scope.tasks_of(job, told), scope.kept(job, told)
+        self.done: dict[int, Judged] = {}  # by number of the task
+        self.seen: dict[int, Watched] = {}
+        self.keeper = Keeper(partial_path(job, told, scope.partial))
+        self.who = job.suite, job.agent
+        self.blank = blank_result(job, told)
+        strikes[self.who] += sum((result.error or "").startswith(LOST) for result, _ in self.kept.values())
 
-    def be_timed(self) -> None:
-        """Run the first tasks while nothing else runs, up to the first that fails, which tells no time."""
-        self._go_on(tasks_of(self.job, self.arena.tasks)[:TIMED], alone=True, until_failure=True)
+    @cached_property
+    def judge(self) -> Simulator:
+        """The simulator that scores the plans."""
+        return simulators.make(self.job.judge)
 
-    def go_on(self, alone: bool) -> None:
-        """Run all tasks that are left; `alone` says that nothing else runs meanwhile."""
-        self._go_on(tasks_of(self.job, self.arena.tasks), alone)
+    def left(self, first: int | None = None) -> Iterator[int]:
+        """Numbers of the tasks, or of the first so many, that the agent is to be asked about, one after another.
 
-    def _go_on(self, tasks: Sequence[Task], alone: bool, until_failure: bool = False) -> None:
-        judge = simulators.make(self.job.judge)
-        seat = Seat(self.job, self.about.get("track", ""), self.arena)
-        label = f"{self.job.suite} {self.job.agent} seed {self.job.seed}"
-        try:
-            for task in tasks[len(self.done) :]:
-                if task.hash not in self.kept and self.arena.stopped.is_set():
-                    return
-                if not (self._take_over(task, judge) or self._run(task, judge, seat, alone)):
-                    return
-                self.progress.step(label, fresh=task.hash not in self.kept)
-                if until_failure and self.done[-1][0].plan is None:
-                    return
-        finally:
+        Runs that were kept, and those of an agent that cannot be asked any more, are counted on the way.
+        """
+        for index, task in islice(self.tasks.items(), first):
+            if index in self.done:
+                continue
+            if task.hash in self.kept:
+                self._take_over(index, task)
+            elif why := self.blank.error or self._given_up():
+                self._count(index, no_plan(why), Watched())
+            else:
+                yield index
+
+    def add(self, index: int, answer: Answer, alone: bool = False) -> None:
+        """Judge and keep what an agent answered; `alone` says that nothing else ran meanwhile."""
+        self._count(index, replace(answer.run, alone=alone), answer.seen)
+        self.keeper.add(self.done[index][0], answer.seen)
+        self.strikes[self.who] += answer.lost
+        if len(self.done) == len(self.tasks):
             self.keeper.close()
+
+    def ordered(self) -> list[Judged]:
+        """The runs that are done, in the order of the tasks."""
+        return [self.done[index] for index in sorted(self.done)]
+
+    def _given_up(self) -> str:
+        lost = self.strikes[self.who] >= STRIKES
+        return f"given up after {STRIKES} runs that were late or died" if lost else ""
+
+    def _take_over(self, index: int, task: Task) -> None:
+        """Count the run that an earlier command kept."""
+        earlier, self.seen[index] = self.kept[task.hash]
+        found = None if earlier.plan is None else score(task, earlier.plan, self.judge)
+        self.done[index] = replace(earlier, index=index), found
+        self._tell(fresh=False)
+
+    def _count(self, index: int, run: Run, seen: Watched) -> None:
+        self.done[index], self.seen[index] = _judged(self.blank, index, self.tasks[index], run, self.judge), seen
+        self._tell(fresh=True)
+
+    def _tell(self, fresh: bool) -> None:
+        self.progress.step(f"{self.job.suite} {self.job.agent} seed {self.job.seed}", fresh)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The runs of some jobs; `complete` if all of them are done."""
+
+    runs: Sequence[JobRuns]
+    complete: bool
+
+    @property
+    def done(self) -> dict[Job, list[Judged]]:
+        """The runs that are done, by job."""
+        return {one.job: one.ordered() for one in self.runs}
+
+    def watched_of(self, jobs: Iterable[Job]) -> dict[str, Watched]:
+        """Figures of each agent in these jobs."""
+        wanted = set(jobs)
+        found = {job.agent: Watched() for job in wanted}
+        for one in self.runs:
+            for seen in one.seen.values() if one.job in wanted else ():
+                found[one.job.agent].add(seen)
+        return found
+
+    def forget(self) -> None:
+        """Remove what was kept in case of a crash."""
+        for one in self.runs:
+            one.keeper.path.unlink(missing_ok=True)
+
+
+class Place(Protocol):
+    """Somewhere that agents are: it asks them about all tasks that are left, and hands in what they answer."""
+
+    def work_off(self, runs: Sequence[JobRuns]) -> None:
+        """Ask the agents."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """Threads of this machine: first runs whose times are told, one at a time, then all others side by side."""
+
+    arena: Arena
+    workers: int
+
+    def work_off(self, runs: Sequence[JobRuns]) -> None:
+        """Ask the agents, as many at a time as there are workers."""
+        pool = ThreadPoolExecutor(self.workers)
+        try:
+            for first in [one for one in runs if one.job.seed == 0 and self.workers > 1]:
+                pool.submit(self._timed, first).result()
+            futures = [pool.submit(self._work, one, one.left(), alone=self.workers == 1) for one in runs]
+            for future in as_completed(futures):
+                future.result()
+        finally:
+            self.arena.stop()
+            pool.shutdown(cancel_futures=True)
+
+    def _timed(self, runs: JobRuns) -> None:
+        """Ask about the first tasks while nothing else runs, up to the first that fails, which tells no time."""
+
+        def first() -> Iterator[int]:
+            for index in runs.left(TIMED):
+                if any(result.plan is None for result, _ in runs.done.values()):
+                    return
+                yield index
+
+        self._work(runs, first(), alone=True)
+
+    def _work(self, runs: JobRuns, left: Iterable[int], alone: bool) -> None:
+        seat = Seat(runs.job, runs.told.get("track", ""), self.arena)
+        try:
+            for index in left:
+                if self.arena.stopped.is_set():
+                    return
+                answer = seat.ask(index)
+                if self.arena.stopped.is_set():  # the run was cut short, whatever the agent says
+                    return
+                runs.add(index, answer, alone)
+        finally:
+            runs.keeper.close()
             seat.close()
 
-    def _take_over(self, task: Task, judge: Simulator) -> bool:
-        """Count the run that an earlier command kept, if there is one."""
-        if task.hash not in self.kept:
-            return False
-        earlier, seen = self.kept[task.hash]
-        found = None if earlier.plan is None else score(task, earlier.plan, judge)
-        self.done.append((replace(earlier, index=len(self.done)), found))
-        self.arena.watched[self.job].add(seen)
-        return True
 
-    def _run(self, task: Task, judge: Simulator, seat: Seat, alone: bool) -> bool:
-        """Run the agent on the task; false if the run was cut short, whatever the agent says."""
-        index = len(self.done)
-        turn = _none(self.blank.error) if self.blank.error else seat.solve(index)
-        if self.arena.stopped.is_set():
-            return False
-        self.done.append(_judged(self.blank, index, task, replace(turn.run, alone=alone), judge))
-        seen = _watched(turn, seat.build, self.arena)
-        if not (turn.run.error or "").startswith("given up"):
-            self.keeper.add(self.done[-1][0], seen)
-        self.arena.watched[self.job].add(seen)
-        return True
-
-
-def describe_agents(jobs: Iterable[Job], arena: Arena, workers: int) -> dict[Job, dict[str, Any]]:
-    """The description that each job's agent gives of itself, asked in a worker, as its import may crash or hang."""
-    jobs = list(jobs)
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            return dict(zip(jobs, pool.map(lambda job: _described(job, arena), jobs), strict=True))
-        except BaseException:  # Ctrl-C
-            arena.stop()
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
-def _described(job: Job, arena: Arena) -> dict[str, Any]:
-    worker = None
+def run_jobs(jobs: Mapping[Job, dict[str, Any]], scope: Scope, place: Place) -> Finished:
+    """Run all jobs (with what each agent is). Ctrl-C ends it early: jobs then have the runs that were finished."""
+    strikes, progress = Counter[tuple[str, str]](), ProgressBar(0)
+    runs = [JobRuns(job, told, scope, strikes, progress) for job, told in jobs.items()]
+    progress.total = sum(len(one.tasks) for one in runs)
+    complete = True
     try:
-        worker = arena.start(job)
-        return worker.about()
-    except WorkerLost as lost:
-        return {"error": str(lost)}
+        place.work_off(runs)
+    except KeyboardInterrupt:
+        complete = False
     finally:
-        arena.end(worker)
+        for one in runs:
+            one.keeper.close()
+        progress.close()
+    return Finished(runs, complete)
 
 
 def tasks_of(job: Job, limit: int | None) -> tuple[Task, ...]:
@@ -229,15 +241,3 @@ def _judged(blank: Result, index: int, task: Task, run: Run, judge: Simulator) -
         return judged(blank, index, task, run, judge)
     except (ShardGymError, ArithmeticError, MemoryError) as error:
         return judged(blank, index, task, replace(run, plan=None, error=describe(error)), judge)
-
-
-def _watched(turn: Turn, build: float, arena: Arena) -> Watched:
-    if math.isnan(turn.cpu_seconds):  # nobody was asked
-        return Watched()
-    wall = turn.run.wall_seconds
-    return Watched(arena.nursery.isolation, build, wall, turn.cpu_seconds, turn.idle_seconds, runs=1)
-
-
-def _none(error: str, wall: float = 0.0) -> Turn:
-    """No plan, and why."""
-    return Turn(Run(None, error, wall, 0), math.nan, math.nan)

@@ -29,35 +29,36 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shard_gym.envs.episodes import hashed
-from shard_gym.errors import InvalidTask
+from shard_gym.errors import InvalidTask, SimulatorError
 from shard_gym.memory.usage import table_bytes
 from shard_gym.plan.feasibility import dead_end
 from shard_gym.plan.nodes import Options
 from shard_gym.plan.placing import one
 from shard_gym.plan.plan import Plan
-from shard_gym.simulators import FastSimulator, Simulator, single_costs
+from shard_gym.simulators import FastSimulator, Latency, Simulator, single_costs
 from shard_gym.simulators.base import embedded
 from shard_gym.task.suites import Suite
 from shard_gym.task.task import Constraints, Task
+from shard_gym.work.terms import Hands
 from shard_gym_agents.learners import rollouts
 from shard_gym_agents.learners.actions import Choose, best_plan, told
 from shard_gym_agents.learners.autoshard_actors import (
     STATE,
     TABLE,
     Actor,
-    Answer,
     CostLearner,
     CostNet,
     Episodes,
-    Here,
     Net,
     OwnCosts,
-    Processes,
     Request,
     Stage,
     standardised,
 )
+from shard_gym_agents.learners.crew_ray import OnRay
+from shard_gym_agents.learners.crews import Crew, Here, Place, Processes
 from shard_gym_agents.learners.learner import (
+    PLACE,
     SuiteLearner,
     holds,
     load_tensors,
@@ -82,7 +83,10 @@ class Config:
     num_envs: int = 64  # episodes an iteration, played side by side
     batch: int = 32  # episodes an update; the paper's 8, at its rate, learn as fast but collapse now and then
     lag: int = 1  # iterations that the actors' weights are behind
-    actors: int = 0  # processes that play while this one learns; 0: this one plays too
+    portion: int = 0  # episodes that an actor plays side by side, a divisor of num_envs; 0: all of them
+    # processes that play while this one learns, or with --ray actors on the cluster, at most; 0: this one, or all CPUs
+    actors: int = field(default=0, metadata=PLACE)
+    actor_gpus: float = field(default=0.0, metadata=PLACE)  # of each actor on Ray, for a planner that measures on GPUs
     learning_rate: float = 3e-4  # of Adam; the paper's is 1e-3
     entropy: float = 0.001  # weight of the policy's entropy
     baseline: float = 0.5  # weight of the value's error
@@ -103,8 +107,15 @@ class Config:
     def __post_init__(self) -> None:
         if min(self.num_envs, self.batch, self.lag + 1) < 1 or self.num_envs % self.batch:
             raise InvalidTask("num_envs is a multiple of batch, both at least 1, and lag at least 0")
-        if self.actors < 0 or self.num_envs % max(self.actors, 1):
-            raise InvalidTask(f"num_envs is a multiple of actors, got {self.num_envs} and {self.actors}")
+        if self.portion < 0 or self.num_envs % (self.portion or 1):
+            raise InvalidTask(f"num_envs is a multiple of portion, got {self.num_envs} and {self.portion}")
+        if min(self.actors, self.actor_gpus) < 0:
+            raise InvalidTask(f"actors are 0 or more, and so are their GPUs, got {self.actors} and {self.actor_gpus}")
+
+    @property
+    def portions(self) -> int:
+        """Portions that an iteration's episodes come in."""
+        return self.num_envs // (self.portion or self.num_envs)
 
 
 def vtrace(log_rho: Tensor, rewards: Tensor, values: Tensor, discounts: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,9 +172,14 @@ class Learner(SuiteLearner):
     """Actors play on many environments at once with weights that lag; the learner corrects for that by V-trace."""
 
     splits = False
+    on_ray = True
 
-    def __init__(self, suite: Suite, config: Config, seed: int, device: str = "cpu") -> None:
-        super().__init__(suite, config, seed, device, config.planner)
+    def __init__(
+        self, suite: Suite, config: Config, seed: int, device: str = "cpu", cluster: Hands | None = None
+    ) -> None:
+        self.cluster = cluster
+        planner = Elsewhere(config.planner) if cluster and config.planner else config.planner
+        super().__init__(suite, config, seed, device, planner)
         self.scaling = rollouts.without(np.stack(suite.feature_scaling()), config.drop)
         self.measures = not isinstance(self.planner, FastSimulator)
         self._require_planner()
@@ -184,7 +200,7 @@ class Learner(SuiteLearner):
         self.updates = 0
         self.past: deque[dict[str, Tensor]] = deque(maxlen=config.lag + 1)  # weights after the last iterations
         self.past.append(self._weights())
-        self.under_way = False  # a request was sent
+        self.asked = 0  # iterations that actors were asked to play
 
     def _cost_learner(self) -> CostLearner:
         c = self.config
@@ -204,14 +220,27 @@ class Learner(SuiteLearner):
     def stage(self) -> Stage:
         """The tasks that actors play, and how they are shown."""
         order = None if self.config.cost_model else "size"
-        shown = (self.scaling, self.config.cost_model, order, self.config.reward or None, self.measures)
+        measured_by = (self.config.planner or self.suite.planner) if self.measures else ""
+        shown = (self.scaling, self.config.cost_model, order, self.config.reward or None, measured_by)
         return Stage(self.tasks, self.suite, *shown)
 
     @cached_property
-    def crew(self) -> Here | Processes:
+    def crew(self) -> Crew:
         """The actors, made when first needed."""
+        return Crew(self._place(), self.config.portions)
+
+    def _place(self) -> Place:
         c = self.config
-        return Processes(self.stage, c.num_envs, c.actors) if c.actors else Here(self.stage, c.num_envs, self.device)
+        each = c.num_envs // c.portions
+        if self.cluster:
+            return OnRay(self.cluster, self.stage, each, c.actors, c.actor_gpus)
+        return Processes(self.stage, each, c.actors) if c.actors else Here(self.stage, each, self.device)
+
+    def end(self) -> None:
+        """End the actors."""
+        if "crew" in self.__dict__:
+            self.crew.place.end()
+            del self.crew
 
     @cached_property
     def order(self) -> str:
@@ -220,13 +249,10 @@ class Learner(SuiteLearner):
 
     def iterate(self) -> dict[str, float]:
         """Actors play one episode in each environment; the learner updates on them in batches."""
-        if not self.under_way:
-            self._send(self.iteration, self.past[0])
+        self._ask_ahead()
         answer, config = self.crew.receive(), self.config
-        calls = self._measured(answer) if self.measures else answer.calls
-        self.under_way = False
-        if config.lag:  # actors go on meanwhile
-            self._send(self.iteration + 1, self.past[1 if len(self.past) > config.lag else 0])
+        if self.costs:
+            self.costs.remember(answer.plans, answer.measured)
         generator = torch.Generator().manual_seed(_seed(self.seed, self.iteration))
         episodes = answer.episodes.to(self.device)
         if not self.updates:  # values begin where returns are, or else the first updates push all actions alike
@@ -235,32 +261,27 @@ class Learner(SuiteLearner):
         for part in torch.randperm(config.num_envs, generator=generator).split(config.batch):
             lag = float(self.updates - answer.version)
             told.append({"lag": lag, **self._update(episodes.some(part.to(self.device)))})
+            self.crew.tend()
         means = {name: float(np.mean([one[name] for one in told])) for name in told[0]}
         if self.costs:
             means["cost_loss"] = self.costs.fit(generator)
             self.net.table.load_state_dict(self.costs.net.table.state_dict())
         self.iteration += 1
         self.past.append(self._weights())
-        counts = {"updates": float(self.updates), "steps": float(episodes.alive.sum()), "simulator_calls": float(calls)}
+        counts = {
+            "updates": float(self.updates),
+            "steps": float(episodes.alive.sum()),
+            "simulator_calls": float(answer.calls),
+        }
         return {**means, "return": float(episodes.rewards.sum(0).mean()), **counts}
 
-    def _send(self, iteration: int, weights: dict[str, Tensor]) -> None:
-        version = int(weights["version"])
-        self.crew.send(Request(_seed(self.seed, iteration), version, weights))
-        self.under_way = True
-
-    def _measured(self, answer: Answer) -> int:
-        """Put measured balances in the place of predicted ones, and remember what shards took; plans measured."""
-        costs = []
-        for b, (index, device) in enumerate(answer.plans):
-            latency = self.planner.latency(self.tasks[index], device)
-            costs.append(latency.compute)
-            last = int(answer.episodes.alive[:, b].sum()) - 1
-            if answer.episodes.rewards[last, b] >= 0:  # below 0 it is over memory
-                answer.episodes.rewards[last, b] = float(latency.balance)
-        assert self.costs is not None
-        self.costs.remember(answer.plans, costs)
-        return len(costs)
+    def _ask_ahead(self) -> None:
+        """Have this iteration played, and all that may be played with weights that are there by now."""
+        oldest = self.iteration + 1 - len(self.past)  # iteration after which the first of the past weights were made
+        while self.asked <= self.iteration + self.config.lag:
+            weights = self.past[max(0, self.asked - self.config.lag) - oldest]
+            self.crew.send(Request(_seed(self.seed, self.asked), int(weights["version"]), weights))
+            self.asked += 1
 
     def _update(self, episodes: Episodes) -> dict[str, float]:
         loss, told = loss_of(self.net, episodes, self.config, self.suite.num_devices)
@@ -295,7 +316,9 @@ class Learner(SuiteLearner):
         self.past.clear()
         while (held := under(state, f"past{len(self.past)}")) and len(self.past) <= self.config.lag:
             self.past.append(held)
-        self.under_way = False
+        self.asked = self.iteration
+        if "crew" in self.__dict__:
+            self.crew.begin_anew()
 
     def solver(self) -> AutoShard:
         net = Net(self.net.kinds)
@@ -303,6 +326,16 @@ class Learner(SuiteLearner):
         costs = under(self._weights(), "costs") if self.costs else None
         card = {**self.card(self.order), "updates": self.updates}
         return AutoShard(net, {name: card[name] for name in KEPT}, costs)
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A simulator that only actors have."""
+
+    id: str
+
+    def latency(self, task: Task, placements: np.ndarray) -> Latency:
+        raise SimulatorError(f"{self.id} is where the actors are, not here")
 
 
 def _seed(seed: int, iteration: int) -> int:
@@ -390,6 +423,7 @@ class AutoShard:
         return require_fast(planner) if self.track == "search" else None
 
     def save(self, path: str | Path, **card: Any) -> None:
+        """Write the weights and their card to a file."""
         tensors = self.net.state_dict() | {f"costs/{name}": value for name, value in (self.costs or {}).items()}
         save_tensors(path, tensors, {**self.card, **card, "kind": OF_KINDS if self.net.kinds else KIND})
 

@@ -1,18 +1,15 @@
-"""AutoShard's two networks, the fit of costs, and actors, in this process or in others. Needs torch.
+"""AutoShard's two networks, the fit of costs, and actors. Needs torch.
 
-Numbers go to an actor and numbers come back (`Request`, `Answer`), so that it may as well sit behind a network.
+Numbers go to an actor and numbers come back (`Request`, `Answer`); `crews` says where it sits.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from hashlib import sha256
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -23,12 +20,10 @@ from torch.nn import functional as F
 from shard_gym import simulators
 from shard_gym.envs.bank import Bank
 from shard_gym.envs.env import ShardingEnv
-from shard_gym.envs.episodes import hashed
 from shard_gym.envs.kinds import EXTRA
 from shard_gym.envs.vector_env import ShardingVectorEnv
-from shard_gym.errors import ShardGymError
+from shard_gym.errors import InvalidTask
 from shard_gym.plan.forms import beyond_columns
-from shard_gym.records.processes import end_with_parent
 from shard_gym.simulators import FastSimulator, Latency
 from shard_gym.simulators.base import Counted
 from shard_gym.simulators.networks import on_grid
@@ -222,10 +217,16 @@ class Episodes:
     rewards: Tensor  # (T, B)
     alive: Tensor  # (T, B)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Arrays in the place of tensors: pipes and Ray take those as they are."""
+        return _episodes, tuple(getattr(self, f.name).cpu().numpy() for f in fields(self))
+
     def some(self, picked: Tensor) -> Episodes:
+        """Episodes that are picked."""
         return Episodes(*(getattr(self, f.name)[:, picked] for f in fields(self)))
 
     def to(self, device: str) -> Episodes:
+        """The same on another device."""
         return Episodes(*(getattr(self, f.name).to(device) for f in fields(self)))
 
     @classmethod
@@ -239,8 +240,8 @@ class Episodes:
         return cls(*(torch.cat([filled(getattr(part, f.name)) for part in parts], 1) for f in fields(cls)))
 
 
-class ActorLost(ShardGymError):
-    """A process that played is gone; the message says how to go on."""
+def _episodes(*columns: np.ndarray) -> Episodes:
+    return Episodes(*(torch.from_numpy(column.copy()) for column in columns))  # Ray's arrays cannot be written to
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,7 +254,9 @@ class Stage:
     shows_costs: bool
     order: str | None
     reward: str | None
-    own_costs: bool = False  # costs come from AutoShard's own network, whose weights are sent too
+    measured_by: str = (
+        ""  # a simulator that measures plans; costs come from AutoShard's own network, sent with the policy
+    )
 
     @property
     def kinds(self) -> bool:
@@ -261,6 +264,7 @@ class Stage:
         return beyond_columns(self.tasks[0])
 
     def env(self, simulator: Any) -> ShardingEnv:
+        """The environment that actors play."""
         bank = Bank(self.tasks, (self.scaling[0], self.scaling[1]), self.suite)
         shows = ("ahead" if self.kinds else "full") if self.shows_costs else "table"
         told = {"reward": self.reward, "order": self.order, "simulator": simulator, "info": "full"}
@@ -284,15 +288,17 @@ class Answer:
     version: int
     calls: int  # plans that the simulator was asked about
     plans: list[tuple[int, np.ndarray]]  # of each episode: index of its task, device of each table
+    measured: list[np.ndarray]  # ms of computation of each device by each plan, where a simulator measures
 
     @classmethod
     def together(cls, parts: list[Answer]) -> Answer:
-        """The answers of several actors as one."""
+        """Several answers as one."""
         if len(parts) == 1:
             return parts[0]
         episodes = Episodes.side_by_side([part.episodes for part in parts])
         plans = [plan for part in parts for plan in part.plans]
-        return cls(episodes, min(part.version for part in parts), sum(part.calls for part in parts), plans)
+        measured = [costs for part in parts for costs in part.measured]
+        return cls(episodes, min(part.version for part in parts), sum(part.calls for part in parts), plans, measured)
 
 
 class Actor:
@@ -304,7 +310,10 @@ class Actor:
         self.stage, self.num_envs, self.device = stage, num_envs, torch.device(device)
         self.net = Net(stage.kinds).to(self.device)
         self.index = {task.hash: i for i, task in enumerate(stage.tasks)}
-        if simulator is None and stage.suite and not stage.own_costs:
+        self.operator = simulators.make(stage.measured_by) if stage.measured_by else None
+        if isinstance(self.operator, FastSimulator):
+            raise InvalidTask(f"{stage.measured_by} predicts: leave out planner, or give one that measures")
+        if simulator is None and stage.suite and not self.operator:
             simulator = require_fast(simulators.make(stage.suite.planner))
         if simulator is not None:
             self._build(simulator)
@@ -316,12 +325,26 @@ class Actor:
     def play(self, request: Request) -> Answer:
         """One episode of each environment."""
         self.net.load_state_dict(under(request.weights, "net"))
-        if self.stage.own_costs:
+        if self.operator:
             self._build(OwnCosts(under(request.weights, "costs"), self.stage.scaling))
         calls = self.simulator.calls
         generator = torch.Generator(self.device).manual_seed(request.seed)
         episodes, plans = self._play(request.seed, generator)
-        return Answer(episodes, request.version, self.simulator.calls - calls, plans)
+        measured = self._measured(episodes, plans) if self.operator else []
+        calls = len(measured) if self.operator else self.simulator.calls - calls
+        return Answer(episodes, request.version, calls, plans, measured)
+
+    def _measured(self, episodes: Episodes, plans: list[tuple[int, np.ndarray]]) -> list[np.ndarray]:
+        """Put measured balances in the place of predicted ones; what devices took, ms."""
+        assert self.operator is not None
+        costs = []
+        for b, (index, device) in enumerate(plans):
+            latency = self.operator.latency(self.stage.tasks[index], device)
+            costs.append(latency.compute)
+            last = int(episodes.alive[:, b].sum()) - 1
+            if episodes.rewards[last, b] >= 0:  # below 0 it is over memory
+                episodes.rewards[last, b] = float(latency.balance)
+        return costs
 
     @torch.no_grad()
     def _play(self, seed: int, generator: torch.Generator) -> tuple[Episodes, list[tuple[int, np.ndarray]]]:
@@ -356,78 +379,3 @@ class Actor:
         if self.stage.kinds:
             return on_device(shown["table"]), told({name: on_device(column) for name, column in shown.items()})
         return on_device(shown["table"]), on_device(shown["devices"][..., COST])
-
-
-class Here:
-    """One actor, in this process; it plays when it is asked for what it played."""
-
-    def __init__(self, stage: Stage, num_envs: int, device: str | torch.device) -> None:
-        self.actor = Actor(stage, num_envs, device)
-        self.request: Request | None = None
-
-    def send(self, request: Request) -> None:
-        self.request = request
-
-    def receive(self) -> Answer:
-        assert self.request is not None
-        return self.actor.play(_for_actor(self.request, 0))
-
-
-class Processes:
-    """Actors that play while the learner learns, each in a process of its own and on the CPU."""
-
-    def __init__(self, stage: Stage, num_envs: int, actors: int) -> None:
-        self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload([__name__])  # torch takes seconds to import
-        self.pipes: list[Connection] = []
-        self.processes: list[Any] = []
-        self.stage, self.each, self.actors = stage, num_envs // actors, actors
-
-    def send(self, request: Request) -> None:
-        """Send a request to all actors; the first one starts their processes."""
-        while len(self.pipes) < self.actors:
-            near, far = self.context.Pipe()
-            process = self.context.Process(target=serve, args=(far, self.stage, self.each), daemon=True)
-            process.start()
-            far.close()
-            self.processes.append(process)
-            self.pipes.append(near)
-        for i, pipe in enumerate(self.pipes):
-            self._try(partial(pipe.send, _for_actor(request, i)))
-
-    def receive(self) -> Answer:
-        """Answers from all actors, always in the same order."""
-        found = [self._try(pipe.recv) for pipe in self.pipes]
-        if lost := next((one for one in found if isinstance(one, ActorLost)), None):
-            raise lost
-        return Answer.together(found)
-
-    def _try(self, do: Any) -> Any:
-        try:
-            return do()
-        except (EOFError, OSError) as error:
-            raise ActorLost(
-                "an actor's process is gone, killed perhaps for want of memory: the same command goes on, with "
-                "fewer --actors in another folder"
-            ) from error
-
-
-def serve(pipe: Connection, stage: Stage, num_envs: int) -> None:
-    """An actor's process: orders in, episodes out, until the learner is gone."""
-    end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's to handle
-    torch.set_num_threads(1)
-    try:
-        actor = Actor(stage, num_envs)
-        while True:
-            pipe.send(actor.play(pipe.recv()))
-    except (EOFError, OSError):
-        return
-    except ShardGymError as error:
-        pipe.send(ActorLost(f"an actor's process ended: {error}"))
-
-
-def _for_actor(request: Request, number: int) -> Request:
-    """Every actor has draws of its own."""
-    weights = {name: value.cpu() for name, value in request.weights.items()}
-    return Request(int(hashed(request.seed, number)) % 2**63, request.version, weights)

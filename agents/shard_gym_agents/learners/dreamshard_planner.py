@@ -291,6 +291,7 @@ class DreamShardPlanner:
         return costed, rollout
 
     def save(self, path: str | Path, **card: Any) -> None:
+        """Write the weights and their card to a file."""
         save_tensors(path, self.net.state_dict(), {**card, "kind": "dreamshard-planner", "seen": list(FEATURES)})
 
 

@@ -21,10 +21,13 @@ from shard_gym import simulators
 from shard_gym.envs.episodes import hashed
 from shard_gym.errors import CorruptFile, InvalidTask
 from shard_gym.records import tensors as card_files
+from shard_gym.simulators import Simulator
 from shard_gym.simulators.base import counted
 from shard_gym.tables.pool import FEATURES
 from shard_gym.task.suites import Suite
 from shard_gym_agents.learners.trained import SCHEMA
+
+PLACE: Mapping[str, bool] = {"place": True}  # of a config's field that says where a run takes place, not what it is
 
 
 class SuiteLearner:
@@ -35,8 +38,11 @@ class SuiteLearner:
 
     splits: ClassVar[bool] = True  # it can be trained on suites whose actions halve tables
     kinds: ClassVar[bool] = True  # and on those of all kinds of sharding
+    on_ray: ClassVar[bool] = False  # it takes a cluster, where its actors play
 
-    def __init__(self, suite: Suite, config: Any, seed: int, device: str = "cpu", planner: str = "") -> None:
+    def __init__(
+        self, suite: Suite, config: Any, seed: int, device: str = "cpu", planner: str | Simulator = ""
+    ) -> None:
         if not self.splits and suite.split_action:
             raise InvalidTask(f"this learner does not split tables: train on {suite.frozen_as}, not {suite.key}")
         if not self.kinds and suite.kinds:
@@ -45,7 +51,8 @@ class SuiteLearner:
                 f"this learner places whole tables: {others} on {suite.key}, which choose among all kinds"
             )
         self.suite, self.config, self.seed, self.device = suite, config, seed, device
-        self.tasks, self.planner = suite.tasks("train"), counted(simulators.make(planner or suite.planner))
+        made = simulators.make(planner or suite.planner) if isinstance(planner, str) else planner
+        self.tasks, self.planner = suite.tasks("train"), counted(made)
         self.iteration = 0
         self.parts: dict[str, nn.Module | Optimizer] = {}
 
@@ -65,6 +72,9 @@ class SuiteLearner:
         """Return to a state."""
         unpack(state, **self.parts)
         self.iteration = int(state["iteration"])
+
+    def end(self) -> None:
+        """End what plays for the learner elsewhere; it may go on, then with others."""
 
     def card(self, order: str) -> dict[str, Any]:
         """The origin of a policy that wants tables in this order."""

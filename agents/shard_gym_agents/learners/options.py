@@ -145,6 +145,7 @@ class OptionPlanner:
             yield play(self.net, Menu.of([search], planner, scaling, np.array([attempt])), planner, None)
 
     def save(self, path: str | Path, **card: Any) -> None:
+        """Write the weights and their card to a file."""
         save_tensors(path, self.net.state_dict(), {**card, "kind": KIND, "seen": list(FEATURES)})
 
 

@@ -1,4 +1,4 @@
-"""PPO, MaskablePPO, RecurrentPPO and a control without memory, by Stable-Baselines3. Training needs `shard-gym[sb3]`.
+"""PPO, MaskablePPO, RecurrentPPO and a control without memory, by Stable-Baselines3. Training needs the extra `sb3`.
 
 "ppo" and "maskable" see the observation "ahead" through a small network that scores all devices alike (see
 `ppo_policy`). With `residual` it begins as cost-greedy with some noise, and learns where to deviate from it; without,
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from shard_gym.envs.bank import Bank
 from shard_gym.envs.env import ShardingEnv
 from shard_gym.errors import InvalidTask, MissingDependency, UnknownName
+from shard_gym.records.installing import install
 from shard_gym.task.suites import Suite
 from shard_gym_agents.learners.action_policy import ActionNet, ActionPolicy
 from shard_gym_agents.learners.learner import SuiteLearner, to_a_tenth
@@ -167,7 +168,7 @@ def _algorithm(name: str) -> Any:
         from sb3_contrib import MaskablePPO, RecurrentPPO
         from stable_baselines3 import PPO
     except ImportError as error:
-        raise MissingDependency("pip install 'shard-gym[sb3]'") from error
+        raise MissingDependency(install("sb3")) from error
     return {"maskable": MaskablePPO, "recurrent": RecurrentPPO}.get(name, PPO)
 
 

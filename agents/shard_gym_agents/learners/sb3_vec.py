@@ -12,12 +12,13 @@ from shard_gym.envs.env import ShardingEnv
 from shard_gym.envs.rewards import NUMBERS
 from shard_gym.envs.vector_env import SAME_STEP, ShardingVectorEnv
 from shard_gym.errors import InvalidTask, MissingDependency
+from shard_gym.records.installing import install
 
 try:
     from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.vec_env import VecEnv
 except ImportError as error:
-    raise MissingDependency("pip install 'shard-gym[sb3]'") from error
+    raise MissingDependency(install("sb3")) from error
 
 
 class ShardingVecEnv(VecEnv):

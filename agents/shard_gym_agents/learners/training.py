@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +25,13 @@ from shard_gym.results.evaluate import score
 from shard_gym.task.suites import Suite
 from shard_gym_agents.learners import LEARNERS
 from shard_gym_agents.learners.learner import SuiteLearner, load_tensors, save_tensors
+from shard_gym_agents.learners.schedule import Schedule
 from shard_gym_agents.solvers.greedy import CostGreedy
 from shard_gym_agents.solvers.solver import Solver
 
 
 class TrainingFailed(ShardGymError):
     """Losses, weights or probabilities are no numbers any more; the message says since when, and what is kept."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Limits of a run, and how often it is validated and kept."""
-
-    iterations: int = 200
-    validate_every: int = 10  # iterations
-    patience: int = 20  # validations without a better one before training stops
-    checkpoint_seconds: float = 30.0
 
 
 @dataclass(frozen=True)
@@ -117,8 +108,9 @@ class _Run:
         if self.path.exists():
             state, card = load_tensors(self.path, "checkpoint")
             for name, value in _identity(self.learner).items():
-                if card.get(name) != value:
-                    why = f"{self.out} holds a run with {name} {card.get(name)}, not {value}"
+                held = _same_kind(card.get(name) or {}, self.learner.config) if name == "config" else card.get(name)
+                if held != value:
+                    why = f"{self.out} holds a run with {name} {held}, not {value}"
                     raise InvalidTask(f"{why}: choose another folder, or the same settings")
             self.learner.restore(state)
             self.state, self.progress = state, Tally(**card["progress"])
@@ -197,10 +189,17 @@ class _Run:
 
 def _identity(learner: SuiteLearner) -> dict[str, Any]:
     """Values that tell runs apart."""
-    config = json.loads(json.dumps(asdict(learner.config)))
+    config = _same_kind(json.loads(json.dumps(asdict(learner.config))), learner.config)
     planner = config.get("planner") or learner.suite.planner
     suite, name = learner.suite.key, _name(type(learner).__module__, config)
     return {"learner": name, "suite": suite, "planner": planner, "seed": learner.seed, "config": config}
+
+
+def _same_kind(held: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    """A kept config as this version has it: without where the run took place, with what was added since."""
+    known = {field.name: field for field in fields(config)}
+    decides = {name: field.default for name, field in known.items() if not field.metadata.get("place")}
+    return {**decides, **{name: value for name, value in held.items() if name in decides or name not in known}}
 
 
 def _name(module: str, config: Mapping[str, Any]) -> str:

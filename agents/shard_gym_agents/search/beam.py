@@ -36,9 +36,9 @@ PATIENCE = 3  # levels without a better placement before the beam gives up
 class Beam:
     """Beam search for the tables to halve; greedies and local search put the pieces on devices.
 
-    A level halves pieces of the devices that set the pace, and pieces that are too dear to be placed well anywhere.
-    Budget, `calls` and `progress` are as in local search. Of tasks of more kinds of sharding, partial plans of all
-    options of tables: see `search.beam_kinds`.
+    A level halves pieces of the slowest devices, and pieces that cost too much to be placed well anywhere. Budget,
+    `calls` and `progress` are as in local search. For tasks of more kinds of sharding, the beam holds partial plans of
+    all options of tables: see `search.beam_kinds`.
     """
 
     track: ClassVar[str] = "search"
@@ -123,8 +123,8 @@ def _with_half(node: np.ndarray, i: int) -> np.ndarray:
 class NeuroShard:
     """Beam search over splits; without splits it is the greedy under each limit.
 
-    Departures: a table comes in at most 8 pieces, where every limit runs into a dead end none is set, and a plan in use
-    is a start as well. A budget is for whoever wants one. Of the kinds of sharding it knows tw and cw.
+    It differs from the paper in four points: a table has at most 8 pieces; if no limit gives a plan, no limit is set; a
+    plan in use is a start as well; and a budget may be given. It knows the kinds of sharding tw and cw.
     """
 
     track: ClassVar[str] = "search"

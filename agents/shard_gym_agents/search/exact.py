@@ -70,7 +70,7 @@ class Solved:
 
 @dataclass(frozen=True)
 class Milp:
-    """The best plan that HiGHS finds in its time, begun with local search's; `solve` tells the gap, too.
+    """Best plan that HiGHS finds in its time, starting from local search's plan; `solve` also gives the gap.
 
     `progress` is told of every better plan and may stop the search; with it, Ctrl-C stops the search as well.
     """

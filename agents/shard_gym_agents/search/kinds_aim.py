@@ -119,6 +119,7 @@ class Aim:
             traded(board, self.trades, self.budget)
 
     def count(self, board: Board) -> None:
+        """Count what a board asked as calls of the planner, a plan each."""
         self.costs.planner.calls += board.asked // self.task.num_devices
         board.asked %= self.task.num_devices
 

@@ -1,4 +1,4 @@
-"""Mixed-integer linear programs, solved by HiGHS: `pip install 'shard-gym[exact]'`.
+"""Mixed-integer linear programs, solved by HiGHS, the extra `exact`.
 
 HiGHS, as measured against OR-tools' CP-SAT on the tasks of four suites, 10 s and one thread each: bounds at least as
 high on all, better plans on six of eight; costs stay real numbers, and it needs numpy only.
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from shard_gym.errors import MissingDependency
+from shard_gym.records.installing import install
 
 INFINITY = np.inf
 MEGABYTE = 1e6  # the solver allows rows to be off by a millionth: of this, a byte
@@ -135,5 +136,5 @@ def _highs() -> Any:
     try:
         import highspy
     except ModuleNotFoundError as error:
-        raise MissingDependency("exact solving needs HiGHS: pip install 'shard-gym[exact]'") from error
+        raise MissingDependency(f"exact solving needs HiGHS: {install('exact')}") from error
     return highspy

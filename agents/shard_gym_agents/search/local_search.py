@@ -1,4 +1,4 @@
-"""Local search: take work off the devices that set the pace; where nothing helps, shake and try again.
+"""Local search: move work off the slowest devices; when no move helps, change the plan at random and go on.
 
 `LocalSearch` improves one greedy's plan, `Auto` the best of all greedies', where that is worth it.
 """
@@ -61,14 +61,14 @@ class LocalSearch:
 
 @dataclass(frozen=True)
 class Auto:
-    """The best plan found in the time given, never predicted to be worse than a greedy's, or the one in use.
+    """Greedy rules, then searches; the plan is never predicted to be slower than a greedy's or the plan in use.
 
-    Greedies that would not end within the budget are left out, and those that take more of it than they are likely
-    to be worth, once another one has found a plan.
+    Greedies that would not end within the budget are left out. Once one greedy has found a plan, greedies that take
+    more time than they are likely to be worth are left out too.
 
-    What a search wins on a fitted planner is in part what the planner gets wrong. So a plan takes the place of the best
-    greedy's only where the predicted gain exceeds `sure` standard deviations of the planner (of the slowest device,
-    where it tells them): within them greedy's is as good a guess, and nobody searched for its errors.
+    On a fitted planner, part of the gain of a search is the planner's error. So with a planner that knows its standard
+    deviation (of the slowest device), a search's plan replaces the best greedy's only where the predicted gain exceeds
+    `sure` standard deviations. With `sure=0`, any predicted gain replaces greedy's plan.
     """
 
     track: ClassVar[str] = "search"

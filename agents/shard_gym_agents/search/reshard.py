@@ -1,4 +1,4 @@
-"""Changes from the plan in use to a better one, where what that saves is worth what it takes to move tables."""
+"""Changes of the plan in use, made only where faster steps repay the time to move tables."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ TARGETS = 32  # devices that may take something from the slowest one, the cheape
 
 @dataclass(frozen=True)
 class Reshard:
-    """Change the plan in use, `constraints.base`, where that pays.
+    """Change the plan in use, `constraints.base`, where faster steps repay the time to move tables.
 
-    Makes small, in ms: horizon x makespan + time to move, the bytes that the busiest device sends or receives over its
-    bandwidth. Starts from the plan in use, or its least repairs where it no longer keeps to the task, and from what
-    `auto` plans afresh, its devices renamed so that most bytes stay; moves and swaps, at first with bytes made cheaper,
-    then at their price. Stays (with the best of the repairs) where the gain is within `sure` standard deviations of the
-    planner. Where nothing is in use, nothing has to move: the plan is auto's.
+    Minimises, in ms: horizon x makespan + time to move. The time to move is the bytes that the busiest device sends or
+    receives, over its bandwidth. The search starts from the plan in use, or from its smallest repairs if it no longer
+    fits the task, and from a fresh plan of `auto` with devices renamed so that most bytes stay. It moves and swaps
+    tables, at first with a lower price of bytes, then at the full price. It keeps the plan in use (or the best repair)
+    if the gain is within `sure` standard deviations of the planner. Without a plan in use the plan is auto's.
 
-    `in_use` may be a plan of any kinds of sharding. Of such plans and tasks, see `search.reshard_kinds`.
+    `in_use` may be a plan of any kinds of sharding; `search.reshard_kinds` plans such tasks.
     """
 
     track: ClassVar[str] = "search"

@@ -20,10 +20,12 @@ from shard_gym_agents.search.mend import mended
 from shard_gym_agents.search.repair import repair
 from shard_gym_agents.search.state import Board, Budget, Late, Pace, State
 from shard_gym_agents.solvers.greedy import COSTS, CostGreedy, Greedy
+from shard_gym_agents.solvers.halving import Ladder
 
 FIRST = "lookup"  # of the named costs the best, mostly
 TIGHT = 0.9  # share of all memory that is filled, from where greedies run into dead ends
 REPAIRED = len(COSTS) + 1  # rank of the placement that is repaired where it overflows
+HALVED = len(COSTS) + 2  # rank of the ladder's
 MOST_KICKS = 5  # of that repair
 SHARE = 0.2  # of what is left of the budget, that greedies may take once there is a plan
 FEW, TABLES_A_SECOND = 2_000, 2 * 10**5  # tables that a search looks at before it begins in no time, and in a second
@@ -42,14 +44,16 @@ def in_haste(task: Task, planner: FastSimulator, budget: Budget) -> Plan | None:
 def best_seed(board: Board, budget: Budget, rng: np.random.Generator) -> State | None:
     """The best feasible placement of a greedy, or the plan in use; None if there is none.
 
-    Of equals the plan in use, then those of named costs, of cost-greedy, and under limits. Greedies that ask the
-    planner come first, where memory is tight the one that is mended where it overflows, if they end in time. Named
-    costs follow while they take little of what is left, or while no plan is found.
+    Of equals the plan in use, then those of named costs, of cost-greedy, under limits, and of halved tables. Greedies
+    that ask the planner come first, where memory is tight the one that is mended where it overflows, if they end in
+    time. Named costs follow while they take little of what is left, or while no plan is found.
     """
     seeds, names = _Seeds(board, budget, rng), list(COSTS)
-    asking = [(len(names), cost_greedy), (REPAIRED, under_limits)]
+    asking = [(len(names), _started(cost_greedy)), (REPAIRED, _started(under_limits))]
     if board.size[board.whole].sum() > TIGHT * board.task.capacity.sum():
         asking.reverse()
+    if board.may_split.any():
+        asking.append((HALVED, ladder))
     seeds.offer(-1, in_use(board))
     for rank, greedy in asking:
         if not seeds.asked or seeds.asked < SHARE * budget.left_seconds:
@@ -74,24 +78,27 @@ class _Seeds:
         """The best one so far, of equals that of the lowest rank."""
         return min(self.found, key=lambda found: found[:2])[2] if self.found else None
 
-    def ask(self, rank: int, greedy: Callable[[Board, Budget], np.ndarray]) -> None:
-        """Offer the placement of a greedy that asks the planner, if it ends in time."""
+    def ask(self, rank: int, greedy: Callable[[Board, Budget], State]) -> None:
+        """Take into account what a greedy finds that asks the planner, if it ends in time."""
         before = len(self.found)
         with suppress(InfeasibleTask, Late):
             begun = time.perf_counter()
-            self.offer(rank, [greedy(self.board, self.budget)])
+            self.take(rank, greedy(self.board, self.budget))
             self.asked += (time.perf_counter() - begun) * (len(self.found) > before)
 
     def offer(self, rank: int, placements: Iterable[np.ndarray]) -> float:
-        """Take placements into account; the seconds that it took to find them."""
+        """Take placements of whole tables into account; the seconds that it took to find them."""
         begun = time.perf_counter()
         for placement in placements:
-            state = self.board.start(placement)
-            if state.amiss and rank == REPAIRED:
-                state = self._repaired(state)
-            if not state.amiss:
-                self.found.append((state.makespan, rank, state))
+            self.take(rank, self.board.start(placement))
         return time.perf_counter() - begun
+
+    def take(self, rank: int, state: State) -> None:
+        """Take a placement into account, if it keeps to the task."""
+        if state.amiss and rank == REPAIRED:
+            state = self._repaired(state)
+        if not state.amiss:
+            self.found.append((state.makespan, rank, state))
 
     def _repaired(self, state: State) -> State:
         """The placement with what overflows elsewhere, if that may be the best plan so far."""
@@ -124,6 +131,17 @@ def cost_greedy(board: Board, budget: Budget) -> np.ndarray:
         raise Late
     planner = _Hurried(costs.planner, Pace(budget, task.num_tables))
     return np.array(CostGreedy()(task, planner).device)
+
+
+def ladder(board: Board, budget: Budget) -> State:
+    """The placement of pieces that the ladder finds, where it leaves most of the budget to others."""
+    task, costs, greedy = board.task, board.costs, Ladder()
+    if not _affordable(board, budget):
+        raise Late
+    planner = _Hurried(costs.planner, Pace(budget, (greedy.rungs + 1) * task.num_tables))
+    node, plan = greedy.best(task, planner)
+    leads = board.rules.leads[board.table[node]]  # tables that must be together are one piece of the board
+    return State(board, node[leads], np.array(plan.device)[leads])
 
 
 def under_limits(board: Board, budget: Budget) -> np.ndarray:
@@ -180,6 +198,10 @@ def _affordable(board: Board, budget: Budget) -> bool:
     n, k = board.task.num_tables, board.task.num_devices
     each = 1 if board.costs.kernel else k if budget.calls or k < MANY else 2
     return n * k * each <= max(10**6, SHARDS_A_SECOND * budget.worth_seconds)
+
+
+def _started(greedy: Callable[[Board, Budget], np.ndarray]) -> Callable[[Board, Budget], State]:
+    return lambda board, budget: board.start(greedy(board, budget))
 
 
 def _by_table(board: Board, nodes: np.ndarray, device: np.ndarray) -> np.ndarray:

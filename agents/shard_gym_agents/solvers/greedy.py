@@ -39,8 +39,8 @@ COSTS: dict[str, Callable[[TablePool], np.ndarray]] = {
 class Greedy:
     """Costliest table first, each to the device with the least cost so far where it may go.
 
-    Of equals the larger table and the emptier device come first, as in DreamShard's code. Tables that must be together
-    count as one, in all greedies but `RoundRobin`. Of tasks of more kinds of sharding, see `search.whole_first`.
+    With equal costs the larger table and the emptier device come first, as in DreamShard's code. Tables that must be
+    together count as one, in all greedies but `RoundRobin`. `search.whole_first` plans tasks of more kinds of sharding.
     """
 
     track: ClassVar[str] = "blind"
@@ -87,9 +87,9 @@ class Greedy:
 
 @dataclass(frozen=True)
 class RoundRobin:
-    """Tables in the order given, dealt to the devices in turn; one where a table may not go is passed over.
+    """Tables in the given order, dealt to the devices in turn; a device where a table may not go is skipped.
 
-    Of tasks of more kinds of sharding, each to the device with the fewest tables: see `search.whole_first`.
+    In tasks of more kinds of sharding each table goes to the device with the fewest tables: see `search.whole_first`.
     """
 
     track: ClassVar[str] = "blind"
@@ -116,8 +116,8 @@ class RoundRobin:
 class CostGreedy:
     """Costliest table first, each to the device whose predicted multi-table cost stays lowest.
 
-    AutoShard announces this baseline and never reports it. Costs come from running sums of table embeddings. Tasks of
-    more kinds of sharding: each table in the best of all its options, see `search.kinds`.
+    AutoShard announces this baseline and never reports it. Costs come from running sums of table embeddings. In
+    tasks of more kinds of sharding each table takes the best of all its options, see `search.kinds`.
     """
 
     track: ClassVar[str] = "search"

@@ -23,7 +23,7 @@ from shard_gym_agents.solvers.solver import of_columns, others_named, require_fa
 class Ladder:
     """Cost-greedy after 0, 1, ... `rungs` halvings of the costliest piece; the plan that is predicted to be fastest.
 
-    Of equals that with fewer pieces. Where nothing may be split it is cost-greedy.
+    Of equal plans it returns the one with fewer pieces. Where nothing may be split it is cost-greedy.
     """
 
     track: ClassVar[str] = "search"
@@ -36,26 +36,29 @@ class Ladder:
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
         with others_named(task):
-            return self._best(of_columns(task, "ladder"), require_fast(planner))
+            return self.best(of_columns(task, "ladder"), require_fast(planner))[1]
 
-    def _best(self, task: Task, planner: FastSimulator) -> Plan:
-        plans: list[tuple[float, Plan]] = []
+    def best(self, task: Task, planner: FastSimulator) -> tuple[np.ndarray, Plan]:
+        """The plan of a task that forbids everything but splits, after the node of each of its pieces."""
+        plans: list[tuple[float, Pieces, Plan]] = []
         dead_ends: list[InfeasibleTask] = []
         for pieces in Halving(task, planner).steps(self.rungs):
             try:
-                plans.append(pieces.planned())
+                makespan, plan = pieces.planned()
+                plans.append((makespan, pieces, plan))
             except InfeasibleTask as error:
                 dead_ends.append(error)
         if not plans:
             raise dead_ends[0]
-        return min(plans, key=lambda found: found[0])[1]
+        _, pieces, plan = min(plans, key=lambda found: found[0])
+        return np.array(pieces.node), plan
 
 
 @dataclass(frozen=True)
 class HalveThenGreedy:
     """Cost-greedy after the costliest piece was halved until none costs more alone than an even share of all.
 
-    So many halvings follow from the task, and greedy runs once.
+    The task decides the number of halvings, and greedy runs once.
     """
 
     track: ClassVar[str] = "search"

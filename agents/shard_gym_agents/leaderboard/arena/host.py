@@ -75,7 +75,7 @@ class Nursery:
 
     def fork(self, job: Job, track: str, others: Iterable[str], watch: socket.socket) -> int:
         """Have an agent's processes begin, with the far end of its warden's line; the warden's number."""
-        order = {"job": asdict(_anywhere(job)), "view": asdict(view(job, self.rules, others)), "track": track}
+        order = {"job": asdict(anywhere(job)), "view": asdict(view(job, self.rules, others)), "track": track}
         with self.lock:
             try:
                 told = self._order(order, watch)
@@ -218,9 +218,9 @@ class Worker:
             raise WorkerLost(f"died: {error}") from error
 
 
-def _anywhere(job: Job) -> Job:
+def anywhere(job: Job) -> Job:
     """The job with its files named as they are found from another folder."""
-    file = job.planner.endswith(simulators.WEIGHTS)
-    planner = os.path.abspath(job.planner) if file else job.planner
+    weights = (job.planner, job.judge)
+    planner, judge = (os.path.abspath(one) if one.endswith(simulators.WEIGHTS) else one for one in weights)
     checkpoint, tasks = (path and os.path.abspath(path) for path in (job.checkpoint, job.tasks))
-    return replace(job, planner=planner, checkpoint=checkpoint, tasks=tasks)
+    return replace(job, planner=planner, judge=judge, checkpoint=checkpoint, tasks=tasks)

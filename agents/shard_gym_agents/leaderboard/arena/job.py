@@ -30,6 +30,7 @@ class Job:
     budget: float | None = None  # seconds, where the agent takes one
     time_limit: float = 60.0  # seconds a task
     checkpoint: str = ""  # weights instead of those that the agent ships with
+    calls: int = 0  # plans that it may ask the planner about, instead of seconds, where it takes them
     tasks: str = ""  # file of tasks, one JSON a line, that are like the suite's and solved instead of its own
 
 
@@ -46,7 +47,8 @@ def tasks_in(path: str) -> tuple[Task, ...]:
 
 def build(job: Job) -> Solver:
     """The job's agent with its seed, suite and what else was asked for, as far as its constructor takes them."""
-    offered = {"seed": job.seed, "suite": job.suite, "budget": job.budget, "checkpoint": job.checkpoint or None}
+    offered: dict[str, Any] = {"seed": job.seed, "suite": job.suite, "budget": job.budget}
+    offered |= {"calls": job.calls or None, "checkpoint": job.checkpoint or None}
     takes = shard_gym_agents.options(job.agent)
     given = {name: value for name, value in offered.items() if name in takes and value is not None}
     solver = shard_gym_agents.make(job.agent, **given)

@@ -1,12 +1,4 @@
-"""Pack runs into an entry, and check entries of others.
-
-    shard-gym submit runs/leaderboard --card card.toml --out entry
-    shard-gym validate entry --strict
-
-Exit codes of `validate`, the highest of all entries: 0 each comes out as it claims; 1 one can be read, but something
-else comes out, or its card says otherwise (with --strict also: it is not what is published); 2 one is no entry, is
-half-written, changed or too large, or the command is wrong; 130 it was interrupted.
-"""
+"""Pack runs into an entry, and check entries of others."""
 
 from __future__ import annotations
 
@@ -14,9 +6,9 @@ import argparse
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from shard_gym.errors import EntryRefused, InvalidTask
 from shard_gym.records import commands
@@ -28,20 +20,23 @@ from shard_gym_agents.leaderboard.entries.validate import Validated, validate, v
 REFUSED = 1  # exit code
 
 
-def submit(arguments: Sequence[str]) -> int:
+SUBMIT = """Pack the runs of a card's agent into an entry, which anybody can check and publish.
+
+What does not come out again is not written."""
+VALIDATE = "Check entries: score every plan again. The exit code is the highest of all entries."
+EXITS = {
+    REFUSED: "an entry can be read, but what it claims does not come out, or its card says otherwise; with --strict "
+    "also: it is not what is published",
+    commands.FAILED: "one is no entry, is half-written, changed or too large, or the command is wrong",
+}
+
+
+def submit(options: argparse.Namespace) -> None:
     """Pack the runs of a card's agent."""
-    parser = commands.parser("shard-gym submit", __doc__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="a file of results, or the folder of a leaderboard")
-    parser.add_argument("--card", type=Path, required=True, metavar="CARD.toml")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the entry; an older one there goes")
-
-    def command(options: argparse.Namespace) -> None:
-        made = packed(options.run, Card.load(options.card), options.out)
-        commands.show(told(made))
-        for reason in made.short:
-            commands.show(f"not to be published (validate --strict): {reason}")
-
-    return commands.run(parser, command, arguments)
+    with commands.waiting(options, "submit: scoring every plan again"):
+        made = packed(options.run_of, Card.load(options.card), options.out)
+    short = [f"not to be published (validate --strict): {reason}" for reason in made.short]
+    commands.answer(options, "entry-packed/1", lambda: _json(made), lambda: "\n".join([told(made), *short]))
 
 
 def packed(run: Path, card: Card, out: Path, strict: bool = False) -> Validated:
@@ -59,17 +54,11 @@ def packed(run: Path, card: Card, out: Path, strict: bool = False) -> Validated:
     return replace(found, entry=replace(found.entry, folder=out))
 
 
-def check(arguments: Sequence[str]) -> int:
+def check(options: argparse.Namespace) -> int:
     """Check entries, each with a line."""
-    parser = commands.parser("shard-gym validate", __doc__)
-    parser.add_argument("entries", nargs="+", type=Path, metavar="ENTRY", help="a folder, or one that holds entries")
-    parser.add_argument("--strict", action="store_true", help="refuse also what is not compared with others")
-
-    def command(options: argparse.Namespace) -> int:
-        folders = [entry for given in options.entries for entry in _entries_in(given)]
-        return max(_report(folder, found) for folder, found in validate_all(folders, options.strict))
-
-    return commands.run(parser, command, arguments)
+    folders = [entry for given in options.entries for entry in _entries_in(given)]
+    with commands.waiting(options, "validate: scoring every plan again"):
+        return max(_report(options, folder, found) for folder, found in validate_all(folders, options.strict))
 
 
 def told(found: Validated) -> str:
@@ -80,14 +69,34 @@ def told(found: Validated) -> str:
     return f"{found.entry.folder}: {card.agent} ({card.track}) on {', '.join(card.suites)}: {runs}; {size:,} bytes"
 
 
-def _report(folder: Path, found: Validated | Exception) -> int:
+def _json(found: Validated) -> dict[str, Any]:
+    """The same as JSON."""
+    card, claims = found.entry.card, found.entry.claims
+    return {
+        "entry": found.entry.folder,
+        "accepted": True,
+        "agent": card.agent,
+        "track": card.track,
+        "suites": card.suites,
+        "results": claims.results,
+        "plans": found.plans,
+        "feasible": found.feasible,
+        "notes": found.short,
+    }
+
+
+def _report(options: argparse.Namespace, folder: Path, found: Validated | Exception) -> int:
     """Tell what came of an entry; the exit code."""
     if isinstance(found, Validated):
-        commands.show("\n".join([told(found), *(f"  note: {reason}" for reason in found.short)]))
+        lines = [told(found), *(f"  note: {reason}" for reason in found.short)]
+        commands.answer(options, "entry-checked/1", lambda: _json(found), lambda: "\n".join(lines))
         return 0
-    sys.stdout.flush()
-    what = "refused" if isinstance(found, EntryRefused) else "cannot be read"
-    sys.stderr.write(plain(f"{what}: {found}") + "\n")
+    if options.json:
+        why = {"entry": folder, "accepted": False, "error": type(found).__name__, "message": str(found)}
+        commands.answer(options, "entry-checked/1", lambda: why, str)
+    else:
+        what = "refused" if isinstance(found, EntryRefused) else "cannot be read"
+        sys.stderr.write(plain(f"{what}: {found}") + "\n")
     return REFUSED if isinstance(found, EntryRefused) else commands.FAILED
 
 
@@ -102,3 +111,29 @@ def _entries_in(folder: Path) -> list[Path]:
 def _may_go(folder: Path) -> bool:
     """True for an older entry and an empty folder."""
     return folder.is_dir() and {path.name for path in folder.iterdir()} <= MOST_BYTES.keys()
+
+
+def submit_parser() -> commands.Parser:
+    """Options of `submit`."""
+    examples = ("shard-gym submit runs/leaderboard --card card.toml --out entry",)
+    parser = commands.parser("shard-gym submit", SUBMIT, examples=examples, answer="the entry")
+    told = "a file of results, or the folder of a leaderboard"
+    parser.add_argument("run_of", type=Path, metavar="RUN", help=told)
+    told = "of the agent; `shard-gym new-agent` writes one"
+    parser.add_argument("--card", type=Path, required=True, metavar="CARD.toml", help=told)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the entry; an older one there goes")
+    parser.set_defaults(run=submit)
+    return parser
+
+
+def validate_parser() -> commands.Parser:
+    """Options of `validate`."""
+    examples = ("shard-gym validate entry --strict", "shard-gym validate entries --json")
+    parser = commands.parser(
+        "shard-gym validate", VALIDATE, examples=examples, exits=EXITS, answer="one object an entry"
+    )
+    told = "a folder, or one that holds entries"
+    parser.add_argument("entries", nargs="+", type=Path, metavar="ENTRY", help=told)
+    parser.add_argument("--strict", action="store_true", help="refuse also what is not compared with others")
+    parser.set_defaults(run=check)
+    return parser

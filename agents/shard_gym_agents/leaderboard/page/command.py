@@ -1,12 +1,10 @@
-"""Show stored results as a page: `shard-gym page RUN --out page.html`. Every plan is scored again.
+"""Show stored results as an HTML page. Every plan is scored again.
 
-RUN is a file of results, the folder of a leaderboard, an entry, or a folder of entries.
-"""
+RUN is a file of results, the folder of a leaderboard, an entry, or a folder of entries."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from shard_gym.records import commands
@@ -16,16 +14,27 @@ from shard_gym_agents.leaderboard.page.stored import boards
 BEST_KNOWN = Path("benchmarks/results/best_known")  # in a checkout; nowhere else are there any
 
 
-def main(arguments: Sequence[str]) -> int:
+def show_page(options: argparse.Namespace) -> None:
     """Read, score and write."""
-    parser = commands.parser("shard-gym page", __doc__)
-    parser.add_argument("results", nargs="+", type=Path, metavar="RUN")
-    parser.add_argument("--out", type=Path, default=Path("leaderboard.html"), metavar="FILE")
-    parser.add_argument("--best-known", type=Path, default=BEST_KNOWN, metavar="DIR")
-
-    def command(options: argparse.Namespace) -> None:
+    with commands.waiting(options, "page: scoring every plan again"):
         found = boards(options.results, options.best_known)
         page.write(options.out, found)
-        commands.show(f"{options.out}: {len(found)} suites")
+    commands.answer(
+        options,
+        "page/1",
+        lambda: {"file": options.out, "suites": [board.ranking.suite.key for board in found]},
+        lambda: f"{options.out}: {len(found)} suites",
+    )
 
-    return commands.run(parser, command, arguments)
+
+def parser() -> commands.Parser:
+    """Options of `page`."""
+    examples = ("shard-gym page runs/leaderboard --out page.html", "shard-gym page entry core-80x8.jsonl --json")
+    made = commands.parser("shard-gym page", __doc__, examples=examples, answer="the file and its suites")
+    made.add_argument("results", nargs="+", type=Path, metavar="RUN", help="results, as files or folders")
+    out = "the page; default leaderboard.html"
+    made.add_argument("--out", type=Path, default=Path("leaderboard.html"), metavar="FILE", help=out)
+    best = f"best known plans of suites whose gaps are to these; default {BEST_KNOWN}, of a checkout"
+    made.add_argument("--best-known", type=Path, default=BEST_KNOWN, metavar="DIR", help=best)
+    made.set_defaults(run=show_page)
+    return made

@@ -11,12 +11,14 @@ from typing import Any
 
 from shard_gym.records.files import write_whole
 from shard_gym.task.task import Task
+from shard_gym.work.cluster import Cluster
 from shard_gym_agents.leaderboard.arena.host import Nursery
 from shard_gym_agents.leaderboard.arena.job import Job
 from shard_gym_agents.leaderboard.arena.rules import Rules
-from shard_gym_agents.leaderboard.kept import partial_path
+from shard_gym_agents.leaderboard.nodes import place_of
 from shard_gym_agents.leaderboard.rounds.folder import Round
-from shard_gym_agents.leaderboard.runs import Arena, Judged, describe_agents, run_jobs
+from shard_gym_agents.leaderboard.runs import Judged, Scope, run_jobs
+from shard_gym_agents.leaderboard.seats import Arena, describe_agents
 
 HOST = ("cost-greedy", "auto")  # whose better plan is the reference of a task
 ABSENT = ("missing", "unknown")  # what an agent is told to lack, in its description
@@ -31,7 +33,6 @@ class Played:
     unable: Mapping[str, str]  # agents that could not run, and why
     complete: bool
     isolation: str
-    kept: Sequence[Path]  # files of unfinished runs, to be removed when nobody needs them
 
 
 def jobs_of(found: Round, agents: Sequence[str], tasks: Path) -> list[Job]:
@@ -43,22 +44,29 @@ def jobs_of(found: Round, agents: Sequence[str], tasks: Path) -> list[Job]:
     return host + [replace(theirs, agent=agent, seed=seed) for agent in agents for seed in range(found.seeds)]
 
 
-def play(jobs: Sequence[Job], rules: Rules, partial: Path, workers: int, users: Sequence[str] = ()) -> Played:
-    """Let agents plan; runs that an earlier command finished are taken from the folder. `users` are theirs."""
+def play(
+    jobs: Sequence[Job],
+    rules: Rules,
+    scope: Scope,
+    workers: int,
+    users: Sequence[str] = (),
+    cluster: Cluster | None = None,
+) -> Played:
+    """Let agents plan, here or on a cluster; runs that earlier commands finished are taken over. `users` are theirs."""
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # workers inherit it
-    partial.mkdir(parents=True, exist_ok=True)
+    scope.partial.mkdir(parents=True, exist_ok=True)
     nursery = Nursery(rules, dict.fromkeys(job.agent for job in jobs), jobs)
-    arena = Arena(nursery, partial, agents=tuple(users))
+    arena = Arena(nursery, tuple(users))
     try:
         about = _described(jobs, arena, workers)
         unable = {job.agent: str(told[key]) for job, told in about.items() for key in ABSENT if key in told}
         able = {job: told for job, told in about.items() if job.agent not in unable and not (job.seed and _once(told))}
-        runs, complete = run_jobs(able, arena, workers)
+        found = run_jobs(able, scope, place_of(cluster, arena, list(able), workers))
     finally:
         arena.stop()
         nursery.close()
-    kept = [partial_path(job, told, partial) for job, told in able.items()]
-    return Played(runs, unable, complete, nursery.isolation, kept)
+    weakest = max([nursery.isolation, *(seen.isolation for seen in found.watched_of(able).values())])  # on any machine
+    return Played(found.done, unable, found.complete, weakest)
 
 
 @contextmanager
