@@ -76,7 +76,7 @@ def main(algorithm="ppo", env_id="ShardGym-Core-60x4-Flat", seconds=60.0, runner
     """Train for some time; mean returns on test tasks: trained, random, cost-greedy."""
     torch.set_num_threads(1)  # networks this small are slower on more
     tables = gym.make(f"shard_gym:{env_id}").unwrapped.bank.tasks[0].num_tables
-    ray.init(num_cpus=max(runners, 1) + 1, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=max(runners, 1) + 1, include_dashboard=False, log_to_driver=False)
     try:
         trained, until, steps = (
             config_of(algorithm, env_id, tables, runners).build_algo(),

@@ -179,10 +179,56 @@ def test_there_are_no_more_actors_than_asked_for(on_cluster):
     assert len(learner.crew.place.seats) == 3
 
 
-def test_a_cluster_without_room_says_so(on_cluster, monkeypatch):
-    monkeypatch.setattr(crew_ray, "PATIENCE", -1.0)
-    with pytest.raises(ClusterError, match="no node had room"):
-        on_cluster(Cluster()).iterate()
+def test_a_cluster_without_room_says_so(on_cluster):
+    learner = on_cluster(Cluster())
+    learner.crew.place.terms = replace(learner.crew.place.terms, patience=-1.0)
+    with pytest.raises(ClusterError, match="no node had an actor"):
+        learner.iterate()
+
+
+class Killed(Exception):
+    """The driver's end."""
+
+
+class Deadly(Cluster):
+    """A cluster where at every answer an actor, a node or the driver may be killed."""
+
+    def __init__(self, rng):
+        super().__init__("a", "b")
+        self.rng, self.kills = rng, {"actor": 0, "node": 0, "driver": 0}
+
+    def answer(self, ticket):
+        told = super().answer(ticket)
+        draw = self.rng.random()
+        if draw < 0.12:
+            self.kills["actor"] += 1
+            return Lost(died=True)
+        if draw < 0.24:
+            self.kills["node"] += 1
+            del self.machines[str(self.rng.choice(list(self.machines)))]
+            self.machines |= Cluster(f"node {self.count}").machines
+        elif draw < 0.28:
+            self.kills["driver"] += 1
+            raise Killed
+        return told
+
+
+def test_a_hundred_kills_of_actors_nodes_and_the_driver_change_nothing(on_cluster):
+    """Each driver goes on from what the last one kept, and plays each episode once."""
+    alone, deadly, state = Learner(toy_suite(), SMALL, seed=0), Deadly(np.random.default_rng(1)), None
+    told, done = [alone.iterate() for _ in range(30)], []
+    while len(done) < len(told):
+        learner = on_cluster(deadly)
+        if state is not None:
+            learner.restore(state)
+        try:
+            while len(done) < len(told):
+                done.append(learner.iterate())
+                state = learner.state()
+        except Killed:
+            continue
+    assert sum(deadly.kills.values()) >= 100 and min(deadly.kills.values()) >= 10
+    assert same(state, alone.state()) and [one["steps"] for one in done] == [one["steps"] for one in told]
 
 
 def test_an_actor_that_fails_names_its_node(on_cluster, monkeypatch):

@@ -2,7 +2,7 @@
 
 Portions of episodes a second by one actor and by two, in local processes and on a Ray cluster of this host, in turns;
 what one call costs; and how many answers a second the driver takes from a thousand actors, of which a few processes
-play the part: each answers at once with episodes that it has played before.
+play the part: each answers at once with episodes that it has played before. `ray_page` kills a training.
 """
 
 from __future__ import annotations
@@ -12,17 +12,22 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.pages import Found, Row, parser, run, table
+from benchmarks import kills
+from benchmarks.pages import Found, Row, parser, ray_kills, run, table
 from shard_gym.measuring.host import hardware
 from shard_gym.records.commands import count, seconds
 from shard_gym.task import suites
 from shard_gym.work.cluster import Cluster
 from shard_gym.work.terms import Node, Slot, Terms
+from shard_gym_agents.cli import main as cli
+from shard_gym_agents.leaderboard.arena.processes import descendants
 from shard_gym_agents.learners.autoshard import Config, Learner
 from shard_gym_agents.learners.autoshard_actors import Answer, Request
 from shard_gym_agents.learners.crew_ray import Begin, OnRay, Player, Store
@@ -33,22 +38,46 @@ SUITE = "metasyn-80x8"
 PORTIONS = 8  # of a request
 AHEAD = 2  # requests under way
 ACTORS = (1, 2)
+KILLED = "autoshard --suite dlrm-10x2 --num-envs 8 --batch 4 --portion 2 --iterations 20 --validate-every 5"
 
 
-def paced(place: Place, request: Request, duration: float, portions: int = PORTIONS) -> float:
-    """Portions a second, once all actors have begun."""
+# --- kills ---
+
+
+def _train(folder: Path, address: str) -> int:
+    words = ["train", *KILLED.split(), "--checkpoint-seconds", "0.01", "--out", str(folder), "--ray", address]
+    return cli.main(words)
+
+
+SUBJECT = ray_kills.Subject("train", _train, kills._trained, kills._policy)
+
+# --- speed ---
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of all that it has started, Ray's own processes among them."""
+    ticks = 0
+    for process in (os.getpid(), *(one.pid for one in descendants(os.getpid()))):
+        with suppress(OSError):
+            told = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, told[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def paced(place: Place, request: Request, duration: float, portions: int = PORTIONS) -> tuple[float, float]:
+    """Portions a second, and CPU seconds of each, once all actors have begun."""
     crew = Crew(place, portions)
     for _ in range(AHEAD + 1):
         crew.send(request)
     crew.receive()
-    start, done = time.monotonic(), 0
+    start, before, done = time.monotonic(), cpu_seconds(), 0
     while time.monotonic() - start < duration:
         crew.send(request)
         crew.receive()
         done += portions
-    rate = done / (time.monotonic() - start)
+    rate, spent = done / (time.monotonic() - start), (cpu_seconds() - before) / done
     place.end()
-    return rate
+    return rate, spent
 
 
 def both(cluster: Cluster, learner: Learner, options: argparse.Namespace) -> list[Row]:
@@ -61,8 +90,10 @@ def both(cluster: Cluster, learner: Learner, options: argparse.Namespace) -> lis
                 "ray": lambda actors=actors: OnRay(cluster, learner.stage, each, actors),
             }
             for name, place in made.items():
-                rate = paced(place(), request, options.seconds)
-                rows.append({"place": name, "actors": actors, "turn": turn, "portions_s": rate, "portion": each})
+                rate, cpu = paced(place(), request, options.seconds)
+                rows.append(
+                    {"place": name, "actors": actors, "turn": turn, "portions_s": rate, "cpu_s": cpu, "portion": each}
+                )
                 print(rows[-1], file=sys.stderr, flush=True)
     return rows
 
@@ -144,11 +175,11 @@ def messages(cluster: Cluster, learner: Learner, actors: int, processes: int, du
     place = OnRay(many, learner.stage, learner.config.portion, actors)  # type: ignore[arg-type]
     object.__setattr__(place, "make", BeginCanned(place.make))
     start = time.process_time()
-    rate = paced(place, _request(learner), duration, portions=actors)
-    spent = time.process_time() - start
+    rate, _ = paced(place, _request(learner), duration, portions=actors)
+    spent = (time.process_time() - start) / (rate * duration)
     for process in many.processes:
         cluster.fire(process)
-    return {"actors": actors, "processes": processes, "answers_s": rate, "driver_cpu_s": spent}
+    return {"actors": actors, "processes": processes, "answers_s": rate, "driver_cpu_ms": spent * 1e3}
 
 
 def calls(learner: Learner, store: Store, repeats: int = 50) -> Row:
@@ -200,19 +231,23 @@ def measure(options: argparse.Namespace) -> Found:
 
 def page(found: Found) -> str:
     """Markdown of it."""
-    rates = {
-        (name, actors): float(
-            np.median([r["portions_s"] for r in found["rates"] if (r["place"], r["actors"]) == (name, actors)])
+    found_of = {
+        (what, name, n): float(
+            np.median([row[what] for row in found["rates"] if (row["place"], row["actors"]) == (name, n)])
         )
+        for what in ("portions_s", "cpu_s")
         for name in ("processes", "ray")
-        for actors in ACTORS
+        for n in ACTORS
     }
-    size = found["rates"][0]["portion"]
-    rows = [
-        [name, *(f"{rates[name, n]:.2f}" for n in ACTORS), f"{rates[name, 2] / rates[name, 1]:.2f}"]
-        for name in ("processes", "ray")
+    size, rows = found["rates"][0]["portion"], []
+    for name in ("processes", "ray"):
+        wall, cpu = ([found_of[what, name, n] for n in ACTORS] for what in ("portions_s", "cpu_s"))
+        shown = [*(f"{v:.2f}" for v in wall), f"{wall[1] / wall[0]:.2f}", *(f"{v:.3f}" for v in cpu)]
+        rows.append([name, *shown])
+    over = [
+        [found_of[what, "ray", n] / found_of[what, "processes", n] for n in ACTORS] for what in ("portions_s", "cpu_s")
     ]
-    rows.append(["ray over processes", *(f"{rates['ray', n] / rates['processes', n]:.3f}" for n in ACTORS), ""])
+    rows.append(["ray over processes", *(f"{v:.3f}" for v in over[0]), "", *(f"{v:.3f}" for v in over[1])])
     store = found["store"]
     lines = [
         "# AutoShard's actors on Ray",
@@ -220,9 +255,11 @@ def page(found: Found) -> str:
         f"{found['machine']}, {found['cores']} cores; {SUITE}, portions of {size} episodes. Made by "
         f"`{found['command']}`.",
         "",
-        "## Portions a second, medians of turns",
+        f"## Portions a second, and CPU seconds of each; medians of {len(found['rates']) // 4} turns",
         "",
-        *table(("place", "one actor", "two actors", "two over one"), rows),
+        *table(("place", "one actor", "two", "two over one", "CPU s, one", "CPU s, two"), rows),
+        "",
+        "CPU time is that of all processes: the driver's, the actors', and Ray's own.",
         "",
         "## Iterations of 64 episodes a second, learning included",
         "",
@@ -233,8 +270,11 @@ def page(found: Found) -> str:
         "Actors whose part a few processes play; each answers at once, with episodes of full size.",
         "",
         *table(
-            ("actors", "processes", "answers a second"),
-            [[str(r["actors"]), str(r["processes"]), f"{r['answers_s']:.0f}"] for r in found["messages"]],
+            ("actors", "processes", "answers a second", "CPU ms of the driver, each"),
+            [
+                [str(r["actors"]), str(r["processes"]), f"{r['answers_s']:.0f}", f"{r['driver_cpu_ms']:.2f}"]
+                for r in found["messages"]
+            ],
         ),
         "",
         f"Weights of {store['weights_bytes']:,} bytes go to the object store in {store['put_ms']:.2f} ms and come "

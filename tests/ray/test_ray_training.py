@@ -25,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 ROOT = Path(__file__).parents[2]
 SMALL = Config(num_envs=8, batch=4, portion=2)
 ITERATIONS = 6
+MAIN = "import sys; from shard_gym_agents.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 
 def undisturbed(config=SMALL, iterations=ITERATIONS):
@@ -34,22 +35,28 @@ def undisturbed(config=SMALL, iterations=ITERATIONS):
     return learner.state()
 
 
-def test_actors_and_nodes_die_and_come_and_the_weights_are_those_of_one_process(own_nodes):
-    """An actor is killed, its node goes, and another node joins."""
-    with Cluster.joined(own_nodes.address) as cluster:
+def nodes_of(learner):
+    return {seat.node.id for seat in learner.crew.place.seats.values()}
+
+
+def test_actors_and_nodes_die_and_come_and_the_weights_are_those_of_one_process(two_nodes, more_nodes):
+    """Three nodes: an actor is killed, then one node goes, then another joins."""
+    third = more_nodes()
+    with Cluster.joined(two_nodes.address) as cluster:
         learner = Learner(suites.get("dlrm-10x2"), SMALL, seed=0, cluster=cluster)
         learner.iterate()
         cluster.fire(next(iter(learner.crew.place.seats.values())).worker)
         learner.iterate()
-        own_nodes.remove_node(sorted(own_nodes.worker_nodes, key=str)[0], allow_graceful=False)
+        two_nodes.remove_node(third, allow_graceful=False)
         learner.iterate()
-        own_nodes.add_node(num_cpus=1)
+        fourth = more_nodes()
         for _ in range(ITERATIONS - 3):
             learner.iterate()
-        until = time.monotonic() + 60
-        while len({seat.node.id for seat in learner.crew.place.seats.values()}) < 2 and time.monotonic() < until:
+        until = time.monotonic() + 300
+        wanted = {fourth.node_id}
+        while nodes_of(learner) & {third.node_id, fourth.node_id} != wanted and time.monotonic() < until:
             learner.crew.tend()
-        assert len({seat.node.id for seat in learner.crew.place.seats.values()}) == 2
+        assert nodes_of(learner) & {third.node_id, fourth.node_id} == wanted
         assert same(learner.state(), undisturbed())
         learner.end()
 
@@ -64,17 +71,17 @@ def test_the_lag_changes_weights_but_not_who_plays(two_nodes):
         learner.end()
 
 
-def command(address, out, iterations=ITERATIONS, *more):
+def command(address, out, iterations, *more):
     words = "train autoshard --suite dlrm-10x2 --num-envs 8 --batch 4 --portion 2 --validate-every 3"
     words = [*words.split(), "--checkpoint-seconds", "0", "--iterations", str(iterations), "--out", str(out), *more]
-    return [sys.executable, "-m", "shard_gym_agents.cli.main", *words, *(["--ray", address] if address else [])]
+    return [sys.executable, "-c", MAIN, *words, "--ray", address]
 
 
 def test_a_killed_driver_goes_on_on_another_number_of_actors(two_nodes, tmp_path):
     """The first is killed after an iteration; the next has one actor where that had two."""
     out, environment = tmp_path / "killed", {**os.environ, "OMP_NUM_THREADS": "1"}
     first = subprocess.Popen(command(two_nodes.address, out, 1_000), env=environment, cwd=ROOT)
-    until = time.monotonic() + 120
+    until = time.monotonic() + 300
     while not (out / "scalars.jsonl").exists() or not (out / "scalars.jsonl").read_text():
         assert first.poll() is None and time.monotonic() < until
         time.sleep(0.05)

@@ -220,7 +220,7 @@ class Learner(SuiteLearner):
     def stage(self) -> Stage:
         """The tasks that actors play, and how they are shown."""
         order = None if self.config.cost_model else "size"
-        measured_by = self.planner.id if self.measures else ""
+        measured_by = (self.config.planner or self.suite.planner) if self.measures else ""
         shown = (self.scaling, self.config.cost_model, order, self.config.reward or None, measured_by)
         return Stage(self.tasks, self.suite, *shown)
 
@@ -328,11 +328,11 @@ class Learner(SuiteLearner):
         return AutoShard(net, {name: card[name] for name in KEPT}, costs)
 
 
-@dataclass(frozen=True)
 class Elsewhere:
     """A simulator that only actors have."""
 
-    id: str
+    def __init__(self, simulator_id: str) -> None:
+        self.id = simulator_id
 
     def latency(self, task: Task, placements: np.ndarray) -> Latency:
         raise SimulatorError(f"{self.id} is where the actors are, not here")
@@ -423,6 +423,7 @@ class AutoShard:
         return require_fast(planner) if self.track == "search" else None
 
     def save(self, path: str | Path, **card: Any) -> None:
+        """Write the weights and their card to a file."""
         tensors = self.net.state_dict() | {f"costs/{name}": value for name, value in (self.costs or {}).items()}
         save_tensors(path, tensors, {**self.card, **card, "kind": OF_KINDS if self.net.kinds else KIND})
 

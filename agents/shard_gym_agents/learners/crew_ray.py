@@ -18,7 +18,6 @@ from shard_gym_agents.learners.autoshard_actors import Actor, Answer, Request, S
 from shard_gym_agents.learners.crews import ActorLost, Event, Key, Order, alone
 
 POLL_SECONDS = 1.0  # between two looks at which nodes there are
-PATIENCE = 60.0  # seconds without any actor
 
 
 class Store:
@@ -101,9 +100,9 @@ class OnRay:
                 return found
             if self.seats and any(key for _, key in self.tickets.values()):
                 self.alive = time.monotonic()
-            if time.monotonic() - self.alive > PATIENCE:
+            if time.monotonic() - self.alive > self.terms.patience:
                 raise ClusterError(
-                    f"for {PATIENCE:.0f} s no node had room for an actor: the same command goes on when there is one"
+                    f"for {self.terms.patience:.0f} s no node had an actor: the same command goes on when there is room"
                 )
 
     def end(self) -> None:
