@@ -81,14 +81,8 @@ def test_an_agent_that_a_node_cannot_import_is_named_with_the_node(two_nodes, tm
 
 
 def test_headroom_finds_the_same_on_nodes(two_nodes, tmp_path):
-<<<<<<< HEAD
-    words = (
-        f"--suite {SUITE} --methods local-search --calls 30 --seeds 2 --tasks 3 --results {tmp_path}/results".split()
-    )
-=======
     words = f"--suite {SUITE} --methods local-search --calls 30 --seeds 2 --tasks 3 --results {tmp_path}/results"
     words = words.split()
->>>>>>> main
     here, there = tmp_path / "here", tmp_path / "there"
     assert headroom.main([*words, "--runs", str(here)]) == 0
     assert headroom.main([*words, "--runs", str(there), "--ray", two_nodes.address]) == 0
