@@ -63,7 +63,7 @@ def report_part(found: Finished, outcome: Outcome) -> list[str]:
     """Write a part that is complete; lines that say where, and what comes next."""
     options, part = outcome.options, outcome.options.part
     if not found.complete:
-        return [f"part {part.number} of {part.of} is not finished: the same command goes on"]
+        return [f"part {part.number} of {part.of} is not finished"]
     path = options.out / PARTS / f"{_name(part)}.jsonl"
     lines = [_head(found, outcome), *_rows(found)]
     write_whole(path, "".join(json.dumps(line) + "\n" for line in lines))
