@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 BUILT := pyproject.toml constraints.txt setup.py shard_gym/core/core.c
 
-.PHONY: leaderboard entries test test-ray lint release
+.PHONY: leaderboard entries test test-ray lint docs release
 
 leaderboard: .venv/core.stamp
 	$(BIN)/python -m benchmarks.leaderboard --page $(ARGS)
@@ -22,6 +22,9 @@ lint: .venv/dev.stamp
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+docs: .venv-docs/stamp
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict $(ARGS)
 
 release: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.release $(ARGS)
@@ -48,4 +51,10 @@ release: .venv/dev.stamp
 	$(PYTHON) -m venv .venv-ray
 	.venv-ray/bin/python -m pip install --quiet -c constraints-ray.txt torch
 	.venv-ray/bin/python -m pip install --quiet -c constraints-ray.txt -e ".[cpu,ray]" "ray[rllib]" hypothesis pytest
+	touch $@
+
+# Docstrings are read, not imported, so the documentation needs none of the rest.
+.venv-docs/stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet -c constraints.txt -e ".[docs]"
 	touch $@

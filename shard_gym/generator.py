@@ -70,6 +70,7 @@ class Deck:
         self.ids, self.rng, self.left = ids, rng, ids[:0]
 
     def deal(self, n: int) -> np.ndarray:
+        """The next n ids; the deck is shuffled anew where fewer are left."""
         if len(self.left) < n:
             self.left = self.rng.permutation(self.ids)
         dealt, self.left = self.left[:n], self.left[n:]

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from shard_gym.errors import CorruptFile, InUse, SimulatorError, UnknownName
-from shard_gym.measuring import measure
+from shard_gym.measuring import comm, measure
 from shard_gym.measuring.campaign import Campaign
 from shard_gym.measuring.fbgemm import Settings
 from shard_gym.measuring.host import places
@@ -331,9 +331,9 @@ def test_the_fit_finds_the_links_that_made_the_times(links):
     rows = [
         {"batch": batch, "dims": dims, "ms": links.all_to_all_ms(np.array(dims, float), batch).tolist()}
         for world in (2, 4)
-        for batch, dims in measure.cases(world, (512, 2_048), seed=0)
+        for batch, dims in comm.cases(world, (512, 2_048), seed=0)
     ]
-    found = measure.fit_links(rows)
+    found = comm.fit_links(rows)
     unbounded = {k: np.inf if v is None else v for k, v in found["links"].items()}
     assert unbounded["port"] == pytest.approx(links.port) and unbounded["fabric"] >= 0.999 * links.fabric
     assert unbounded["latency_ms"] == pytest.approx(links.latency_ms, abs=1e-9)
@@ -343,8 +343,8 @@ def test_the_fit_finds_the_links_that_made_the_times(links):
 @needs_torch
 @pytest.mark.parametrize("world", [2])
 def test_all_to_alls_between_processes_are_measured(tmp_path, world, monkeypatch):
-    monkeypatch.setattr(measure, "COLUMNS", (16,))
-    answer = measure.all_to_alls("cpu", (world,), (64,))
+    monkeypatch.setattr(comm, "COLUMNS", (16,))
+    answer = comm.all_to_alls("cpu", (world,), (64,))
     assert answer["backend"] == "gloo" and len(answer["rows"]) == 6
     assert all(len(row["ms"]) == world and min(row["ms"]) > 0 for row in answer["rows"])
     assert answer["fit"]["2"]["measured"] == 12 and json.dumps(answer)
@@ -353,6 +353,6 @@ def test_all_to_alls_between_processes_are_measured(tmp_path, world, monkeypatch
 @needs_torch
 def test_worlds_that_cannot_be_are_refused():
     with pytest.raises(SimulatorError, match="must divide the batches"):
-        measure.all_to_alls("cpu", (3,), (64,))
+        comm.all_to_alls("cpu", (3,), (64,))
     with pytest.raises(UnknownName, match="device"):
-        measure.all_to_alls("tpu", (2,), (64,))
+        comm.all_to_alls("tpu", (2,), (64,))

@@ -29,8 +29,8 @@ def named(words):
     return None, words
 
 
-def refuse_odd(parser, parsed=()):
-    """What is wrong with the options of a parser."""
+def refuse_odd(parser):
+    """Faults of the options of a parser."""
     for action in parser._actions:
         told, name = action.help or "", action.option_strings or action.dest
         if not told.strip():

@@ -1,6 +1,7 @@
 """Constraints, searches and changes of plans on the command line, run in this process."""
 
 import json
+import re
 import signal
 
 import numpy as np
@@ -122,9 +123,9 @@ def test_progress_is_told_where_it_is_wanted(capsys):
     assert told.err.startswith("local-search: ") and told.err.count("\n") == 1
     assert f", best {told.out.splitlines()[1].split()[1]} ms after " in told.err
     assert main([*solve[:-2], "--budget", "50ms", "--progress"]) == 0
-    assert " of 0.05 s, best " in capsys.readouterr().err
+    assert " of 0.05 s" in capsys.readouterr().err
     assert main(["solve", *CORE, "--agent", "cost-greedy", "--progress"]) == 0  # it tells no better plans
-    assert capsys.readouterr().err.startswith("cost-greedy: 0.") and "best" not in capsys.readouterr().err
+    assert re.fullmatch(r"cost-greedy: \d+\.\d s\n", capsys.readouterr().err)
 
 
 @pytest.fixture

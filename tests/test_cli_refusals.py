@@ -83,7 +83,6 @@ def test_what_was_meant_is_told(capsys, tmp_path, monkeypatch, line, meant):
         ("measure --shard-file s.npz --out c --shards 3", "--shards is of shards that are drawn"),
         ("measure --shard-file s.npz --out c --round 0", "--round is of shards that are drawn"),
         ("measure --out c --repeats 3", "--repeats needs --shard-file"),
-        ("measure --out c --pack --budget 3s", "--pack measures nothing"),
         ("measure --out c --noise 0.1", "--noise is of nodes"),
         ("fit --data . --trend learned:cpu-v1 --out w.safetensors", "--trend needs --pace"),
     ],

@@ -17,7 +17,7 @@ ask() { COMP_LINE="$1" COMP_POINT=${#1} COMPREPLY=(); _shard_gym; echo "${COMPRE
 
 @pytest.fixture(scope="module")
 def bash(tmp_path_factory):
-    """What bash offers after each of some lines."""
+    """Words that bash offers after each of some lines."""
     shell = shutil.which("bash")
     if shell is None:
         pytest.skip("needs bash")

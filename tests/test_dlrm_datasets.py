@@ -252,7 +252,7 @@ def test_bad_dims_and_dtypes_are_refused(tmp_path, bad):
 def test_without_torch_says_what_to_install(tmp_path, monkeypatch):
     path = write(tmp_path / "f.pt", tensors(TWO_TABLES))
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingDependency, match=r'pip install "shard-gym\[torch\]"'):
+    with pytest.raises(MissingDependency, match=r'pip install -e ".*\[torch\]"'):
         read_pool(path)
 
 

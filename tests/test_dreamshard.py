@@ -52,6 +52,7 @@ class ToySuite:
     best: tuple = (10, 10, 8)
     objective: str = "kernel"
     order: str = "cost"
+    split_action: bool = False
 
     def tasks(self, split):
         return tuple(toy(load) for load in self.loads)

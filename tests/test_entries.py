@@ -115,7 +115,7 @@ BROKEN = {
     "more results than there are": (told(results=10), "results is 10, not 9"),
     "a clean commit that was none": (told(commits=["1" * 40]), "commits is"),
     "no JSON": (changed(ABOUT, lambda content: b"{"), "is not JSON"),
-    "nested": (changed(ABOUT, lambda content: b"[" * 2_000), "nested"),
+    "nested": (changed(ABOUT, lambda content: b"[" * 50_000), "nested"),
 }
 
 

@@ -149,7 +149,7 @@ def test_without_highs_the_install_command_is_told(monkeypatch, tiny_task):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingDependency, match=r"pip install 'shard-gym\[exact\]'"):
+    with pytest.raises(MissingDependency, match=r'pip install -e ".*\[exact\]"'):
         Milp()(tiny_task, ROOFLINE)
 
 

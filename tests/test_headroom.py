@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from benchmarks.headroom import Attempt, Tries, check_rows, try_on
+from benchmarks.headroom import Tries, check_rows
+from benchmarks.headroom_attempts import Attempt, try_on
 from benchmarks.headroom_cards import (
     CERTAIN,
     EVERY_PLAN,
@@ -25,7 +26,7 @@ from benchmarks.headroom_cards import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import headroom, headroom_cards
+from benchmarks import headroom, headroom_cards, headroom_places
 from shard_gym import simulators
 from shard_gym.bounds import Bound, certificate
 from shard_gym.errors import CorruptFile
@@ -241,7 +242,7 @@ def test_a_campaign_that_broke_off_goes_on_where_it_stopped(how, whole, tmp_path
         made.append((task.hash, attempt))
         return try_on(task, attempt, judge)
 
-    monkeypatch.setattr(headroom, "try_on", once)
+    monkeypatch.setattr(headroom_places, "try_on", once)
     assert search(tmp_path, "--update-best") == (130 if how == "interrupted" else 0)
     if how == "killed":
         killed(tmp_path)
@@ -288,7 +289,7 @@ def test_workers_find_what_one_process_finds(whole, tmp_path):
 
 def test_the_page_alone_runs_nothing(whole, monkeypatch):
     before = written(whole)
-    monkeypatch.setattr(headroom, "try_on", None)
+    monkeypatch.setattr(headroom_places, "try_on", None)
     assert search(whole, "--page", "--update-best") == 0
     assert written(whole) == before
 
@@ -337,7 +338,10 @@ def test_no_solver_mentions_the_registry_or_who_reads_it():
         assert not [path for path in files if "best_known" in path.as_posix() or "headroom" in path.name]
         sources = [path for path in files if path.suffix in {".py", ".json"} and reads not in path.parents]
         assert not [path for path in sources if "best_known" in path.read_text() or "best-known/" in path.read_text()]
-        may = {PACKAGES[1] / "cli" / "main.py", PACKAGES[1] / "template"}  # the subcommand, and a test of a user's
+        may = {
+            *(PACKAGES[1] / "cli" / name for name in ("main.py", "merge.py")),
+            PACKAGES[1] / "template",
+        }  # a user's test
         others = [path for path in sources if not may & {path, *path.parents}]
         assert not [path for path in others if "shard_gym_agents.leaderboard" in path.read_text()]
     with np.load(PACKAGES[0] / "data" / "references.npz") as frozen:

@@ -28,7 +28,7 @@ from shard_gym_agents.learners import trained
 
 ROOT = Path(__file__).parents[1]
 JSON_KEYS = (
-    "suite agent track planner judge seeds rank feasible latency_ms gap gap_interval iqm p speedup balance "
+    "schema suite agent track planner judge seeds rank feasible latency_ms gap gap_interval iqm p speedup balance "
     "plan_seconds cpu_seconds gap_at build_seconds isolation error note"
 )
 
@@ -59,7 +59,7 @@ def test_a_malformed_option_is_explained(option, capsys):
     with pytest.raises(SystemExit) as end:
         leaderboard.main([option])
     assert end.value.code == 2
-    assert "error: argument" in capsys.readouterr().err
+    assert ": argument --" in capsys.readouterr().err
 
 
 def test_durations():

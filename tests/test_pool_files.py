@@ -301,7 +301,7 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     (tmp_path / "p.parquet").write_bytes(b"PAR1")
-    with pytest.raises(MissingDependency, match=r'pip install "shard-gym\[parquet\]"'):
+    with pytest.raises(MissingDependency, match=r'pip install -e ".*\[parquet\]"'):
         load_pool(tmp_path / "p.parquet")
     with pytest.raises(MissingDependency, match="parquet"):
         save_pool(make_pool([1]), tmp_path / "q.parquet")

@@ -145,6 +145,18 @@ def test_pythons_are_found_or_refused(tmp_path, monkeypatch):
         release.pythons([tmp_path / "nothing"])
 
 
+def test_tests_that_need_torch_are_counted_apart_and_other_failures_refused(tmp_path):
+    cases = """<testcase classname="a" name="passes"/><testcase classname="a" name="skips"><skipped/></testcase>
+        <testcase classname="a" name="needs"><failure message="No module named 'torch'">x</failure></testcase>
+        <testcase classname="b" name="unread"><error message="e">No module named 'torchrec.types'</error></testcase>"""
+    (tmp_path / "report.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    assert release.counted(tmp_path / "report.xml") == (1, 2)
+    wrong = '<testcase classname="c" name="broken"><failure message="assert 1 == 2">x</failure></testcase>'
+    (tmp_path / "report.xml").write_text(f"<testsuites><testsuite>{cases}{wrong}</testsuite></testsuites>")
+    with pytest.raises(ReleaseRefused, match="1 tests failed: c::broken"):
+        release.counted(tmp_path / "report.xml")
+
+
 def test_a_program_that_fails_is_told_with_its_last_words():
     with pytest.raises(ReleaseRefused, match=r"ended with 3:\nno disk"):
         release.said([sys.executable, "-c", "import sys; print('no disk'); sys.exit(3)"])

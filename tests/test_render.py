@@ -189,7 +189,7 @@ def test_a_window_without_a_display_says_what_to_do(monkeypatch):
 def test_without_pygame_the_command_is_told(monkeypatch, mode):
     monkeypatch.setitem(sys.modules, "pygame", None)
     env = tiny_env(render_mode=mode)
-    with pytest.raises(MissingDependency, match=r'pip install "shard-gym\[render\]"'):
+    with pytest.raises(MissingDependency, match=r'pip install -e ".*\[render\]"'):
         drawn(env, [])
     assert "next: 'table_2'" in drawn(tiny_env(render_mode="ansi"), [])[0]
 

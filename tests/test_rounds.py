@@ -193,7 +193,7 @@ def test_a_round_that_broke_off_goes_on_with_its_agents(stage, capsys, monkeypat
     folder = stage("new")
     seen = []
 
-    def broken_off(jobs, rules, partial, workers, users):
+    def broken_off(jobs, rules, scope, workers, users, cluster):
         seen.append(Path(jobs[0].tasks).read_text())
         return Played({}, {}, False, "full")
 

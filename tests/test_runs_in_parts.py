@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from benchmarks.headroom import Tries
 
-from benchmarks import headroom
+from benchmarks import headroom, headroom_places
 from shard_gym.errors import CorruptFile, OutOfTurn
 from shard_gym.results import Result, read_results
 from shard_gym_agents.cli.main import main
@@ -117,7 +117,7 @@ def test_the_command_of_the_whole():
 
 
 def tried(path, parts=()):
-    """By task the runs, without their times."""
+    """The runs of each task, without their times."""
     found = {}
     for task, runs in Tries(path, parts).lines.items():
         lines = [{name: line[name] for name in line if name not in ("seconds", "cpu")} for line in runs.values()]
@@ -135,7 +135,7 @@ def test_headroom_takes_over_what_parts_kept(tmp_path, monkeypatch):
     assert not (tmp_path / "results").exists()
     parts = sorted((runs / "parts").glob(f"*/{SUITE}.jsonl"))
     assert len(parts) == 2
-    monkeypatch.setattr(headroom, "try_on", None)  # nothing is left to be called
+    monkeypatch.setattr(headroom_places, "try_on", None)  # nothing is left to be called
     assert headroom.main([*words, "--runs", str(runs)]) == 0
     assert len(json.loads((tmp_path / "results" / "headroom" / f"{SUITE}.json").read_text())["cards"]) == 1
     monkeypatch.undo()

@@ -186,7 +186,7 @@ def test_time_spent_counts_over_calls(tiny, monkeypatch):
 def test_flags_that_make_no_sense_are_refused(flags, tmp_path, capsys):
     with pytest.raises(SystemExit):
         command.main([*flags, "--out", str(tmp_path)])
-    assert "error" in capsys.readouterr().err
+    assert "; see python -m shard_gym.measuring --help" in capsys.readouterr().err
 
 
 def test_another_device_than_there_is_costs_nothing(tmp_path, capsys, monkeypatch):

@@ -113,9 +113,10 @@ def test_a_wheel_with_the_core_is_for_one_platform_and_every_python_from_311_on(
 
 
 @pytest.mark.slow
-def test_without_a_compiler_a_wheel_is_for_every_platform(tmp_path):
+@pytest.mark.parametrize("told", [{"CC": sys.executable + " -c exit(1) "}, {"SHARD_GYM_NO_CORE": "1"}], ids=list)
+def test_without_a_compiler_or_the_core_a_wheel_is_for_every_platform(told, tmp_path):
     source = copied_source(tmp_path)
-    without = os.environ | {"CC": sys.executable + " -c exit(1) "}
+    without = os.environ | told
     run(
         sys.executable,
         "-m",

@@ -49,6 +49,7 @@ AGENTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     ),
     **{name: ("shard_gym_agents.learners.trained:Trained", {"learner": name}) for name in LEARNERS},
 }
+"""Solvers of ours by name: where each is, as `module:Class`, and its options."""
 
 
 def names() -> tuple[str, ...]:

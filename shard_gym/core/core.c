@@ -21,7 +21,7 @@
 #error "double arithmetic with more digits would not equal numpy's"
 #endif
 
-#define VERSION 4 /* of the functions below; shard_gym/core/__init__.py knows which one it calls */
+#define VERSION 5 /* of the functions below; shard_gym/core/__init__.py knows which one it calls */
 #define TILE 8
 #define FEW_TOTALS 6 /* of a shard, of most networks: their loops are compiled for it */
 #define MOST_TOTALS 16
@@ -439,9 +439,412 @@ static void show_each(float *shown, Py_ssize_t width, const float *pieces, Py_ss
     }
 }
 
+/* ---- All kinds of sharding, see shard_gym_agents/search/kinds_options.py: the option of a table that adds least */
+
+#define CHOICES 4
+#define MOST_PIECES 8
+#define PICKED (2 + MOST_PIECES) /* numbers that tell an option: form, choice, and where each piece goes */
+
+enum { ON_DEVICES, ON_HOSTS, ON_ALL };
+
+typedef struct {
+    const double *loads, *size; /* (phases or memories, forms, CHOICES, devices) that a piece adds to each device */
+    const int8_t *may;          /* (forms, CHOICES) */
+    const int64_t *first;       /* (tables + 1,) forms */
+    const int64_t *pieces;      /* (forms,) */
+    const int8_t *allowed;      /* (devices,) where single pieces may go, or NULL: anywhere */
+    double *load, *free;        /* (phases or memories, devices) */
+    Py_ssize_t phases, memories, tables, forms, devices, host;
+    double *power, *now, *grown; /* room for a number a device, twice, and for one of each piece on each */
+} Options;
+
+typedef struct {
+    double worth;
+    int64_t picked[PICKED];
+} Pick;
+
+INLINE const double *of_choice(const Options *o, const double *values, Py_ssize_t row, Py_ssize_t form, int choice)
+{
+    return values + ((row * o->forms + form) * CHOICES + choice) * o->devices;
+}
+
+/* Fourth powers of the loads of devices that hold so many pieces more, phases added up. */
+INLINE void powers(const Options *o, Py_ssize_t form, int choice, double times, double *restrict sum)
+{
+    for (Py_ssize_t p = 0; p < o->phases; p++) {
+        const double *load = o->load + p * o->devices, *more = of_choice(o, o->loads, p, form, choice);
+        for (Py_ssize_t k = 0; k < o->devices; k++) {
+            double x = larger(load[k] + more[k] * times, 0.0);
+            x *= x;
+            sum[k] = (p ? sum[k] : 0.0) + x * x;
+        }
+    }
+}
+
+/* True if devices `from`, .. have room for so many pieces each. */
+INLINE int have_room(const Options *o, Py_ssize_t form, int choice, double times, Py_ssize_t from, Py_ssize_t count)
+{
+    int fits = 1;
+    for (Py_ssize_t q = 0; q < o->memories; q++) {
+        const double *size = of_choice(o, o->size, q, form, choice), *free = o->free + q * o->devices;
+        for (Py_ssize_t k = from; k < from + count; k++)
+            fits &= size[k] * times <= free[k];
+    }
+    return fits;
+}
+
+/* Bytes at their price: of so many pieces, each on so many devices. */
+INLINE double paid(const Options *o, Py_ssize_t form, int choice, double times, Py_ssize_t span, const double *price)
+{
+    double sum = 0.0;
+    for (Py_ssize_t q = 0; q < o->memories; q++) {
+        const double *size = of_choice(o, o->size, q, form, choice);
+        double taken = 0.0;
+        for (Py_ssize_t k = 0; k < span; k++)
+            taken += size[k];
+        sum += price[q] * (times * taken);
+    }
+    return sum;
+}
+
+INLINE void keep_better(Pick *best, double worth, Py_ssize_t form, int choice)
+{
+    best->worth = worth;
+    best->picked[0] = form;
+    best->picked[1] = choice;
+}
+
+/* A form that puts a shard on every device. */
+INLINE void on_all(const Options *o, Py_ssize_t form, int choice, const double *price, double all, Pick *best)
+{
+    double total = 0.0;
+    if (!have_room(o, form, choice, 1.0, 0, o->devices))
+        return;
+    powers(o, form, choice, 1.0, o->now);
+    for (Py_ssize_t k = 0; k < o->devices; k++)
+        total += o->now[k];
+    double worth = (total - all) / 4 + paid(o, form, choice, 1.0, o->devices, price);
+    if (worth < best->worth) {
+        keep_better(best, worth, form, choice);
+        best->picked[2] = 0;
+    }
+}
+
+/* What each piece adds to each place of `span` devices, beside those before it; out of reach where it has no room. */
+INLINE void grow(const Options *o, Py_ssize_t form, int choice, Py_ssize_t span, Py_ssize_t pieces)
+{
+    const double *before = o->power;
+    for (Py_ssize_t j = 0; j < pieces; j++) {
+        powers(o, form, choice, (double)(j + 1), o->now);
+        for (Py_ssize_t place = 0; place < o->devices / span; place++) {
+            double total = 0.0, was = 0.0, *to = o->grown + place * (pieces + 1);
+            for (Py_ssize_t k = place * span; k < (place + 1) * span; k++) {
+                total += o->now[k];
+                was += before[k];
+            }
+            int open = have_room(o, form, choice, (double)(j + 1), place * span, span);
+            if (choice == ON_DEVICES && o->allowed)
+                open &= o->allowed[place] != 0;
+            to[j] = open ? total - (j ? to[pieces] : was) : INFINITY;
+            to[pieces] = total; /* the last one is what there was with the piece before */
+        }
+    }
+}
+
+/* A form whose pieces go to places of `span` devices, each where it adds least, the first of equals. */
+INLINE void on_places(const Options *o, Py_ssize_t form, int choice, Py_ssize_t span, const double *price, Pick *best)
+{
+    Py_ssize_t pieces = o->pieces[form], places = o->devices / span;
+    int64_t chosen[MOST_PIECES];
+    double total = 0.0;
+    grow(o, form, choice, span, pieces);
+    for (Py_ssize_t i = 0; i < pieces; i++) {
+        double least = INFINITY, *at = NULL;
+        for (Py_ssize_t place = 0; place < places; place++)
+            for (Py_ssize_t j = 0; j < pieces; j++) {
+                double *one = o->grown + place * (pieces + 1) + j;
+                if (*one < least) {
+                    least = *one;
+                    at = one;
+                    chosen[i] = place;
+                }
+            }
+        if (!at)
+            return;
+        total += least;
+        *at = INFINITY;
+    }
+    double worth = total / 4 + paid(o, form, choice, (double)pieces, span, price);
+    if (!(worth < best->worth))
+        return;
+    keep_better(best, worth, form, choice);
+    for (Py_ssize_t i = 0, j; i < pieces; i++) {
+        for (j = i; j && best->picked[1 + j] > chosen[i]; j--)
+            best->picked[2 + j] = best->picked[1 + j];
+        best->picked[2 + j] = chosen[i];
+    }
+}
+
+/* The option of a table that adds least to fourth powers of loads, and bytes at their price; how many were asked about. */
+INLINE Py_ssize_t pick_best(const Options *o, Py_ssize_t table, const double *price, Pick *best)
+{
+    Py_ssize_t asked = 0;
+    double all = 0.0;
+    best->worth = INFINITY;
+    best->picked[0] = -1;
+    for (Py_ssize_t p = 0; p < o->phases; p++)
+        for (Py_ssize_t k = 0; k < o->devices; k++) {
+            double x = larger(o->load[p * o->devices + k], 0.0);
+            x *= x;
+            o->power[k] = (p ? o->power[k] : 0.0) + x * x;
+        }
+    for (Py_ssize_t k = 0; k < o->devices; k++)
+        all += o->power[k];
+    for (Py_ssize_t form = o->first[table]; form < o->first[table + 1]; form++)
+        for (int choice = ON_ALL; choice < CHOICES; choice++)
+            if (o->may[form * CHOICES + choice]) {
+                on_all(o, form, choice, price, all, best);
+                asked++;
+            }
+    for (int choice = ON_DEVICES; choice <= ON_HOSTS; choice++) {
+        Py_ssize_t span = choice == ON_DEVICES ? 1 : o->host;
+        for (Py_ssize_t form = o->first[table]; form < o->first[table + 1]; form++)
+            if (o->may[form * CHOICES + choice]) {
+                on_places(o, form, choice, span, price, best);
+                asked += o->devices / span;
+            }
+    }
+    return asked;
+}
+
+FOR_ALL_PROCESSORS
+static Py_ssize_t pick_one(const Options *o, Py_ssize_t table, const double *price, Pick *best)
+{
+    return pick_best(o, table, price, best);
+}
+
+/* Tables in turn in their best options: loads, and the offset that they grow from, are raised before each, by `more`
+   (tables, phases); bytes have a price then, (tables, memories). `times` are pieces of each on each device. */
+FOR_ALL_PROCESSORS
+static Py_ssize_t pick_all(Options *o, const int64_t *order, Py_ssize_t count, const double *more, const double *price,
+                           double *offset, double *worth, int64_t *picked, double *times)
+{
+    Py_ssize_t asked = 0;
+    for (Py_ssize_t i = 0; i < count; i++, picked += PICKED, times += o->devices) {
+        Pick best;
+        for (Py_ssize_t p = 0; p < o->phases; p++)
+            for (Py_ssize_t k = 0; k < o->devices; k++) {
+                o->load[p * o->devices + k] += more[i * o->phases + p];
+                offset[p * o->devices + k] += more[i * o->phases + p];
+            }
+        asked += pick_best(o, order[i], price + i * o->memories, &best);
+        worth[i] = best.worth;
+        memset(picked, 0, PICKED * sizeof(int64_t));
+        memset(times, 0, (size_t)o->devices * sizeof(double));
+        picked[0] = best.picked[0];
+        if (picked[0] < 0)
+            continue;
+        int choice = (int)best.picked[1], everywhere = choice >= ON_ALL;
+        Py_ssize_t form = best.picked[0], pieces = everywhere ? 1 : o->pieces[form];
+        Py_ssize_t span = everywhere ? o->devices : choice == ON_DEVICES ? 1 : o->host;
+        memcpy(picked, best.picked, (size_t)(2 + pieces) * sizeof(int64_t));
+        for (Py_ssize_t j = 0; j < pieces; j++)
+            for (Py_ssize_t k = 0; k < span; k++)
+                times[best.picked[2 + j] * span + k] += 1.0;
+        for (Py_ssize_t p = 0; p < o->phases; p++)
+            for (Py_ssize_t k = 0; k < o->devices; k++)
+                o->load[p * o->devices + k] += of_choice(o, o->loads, p, form, choice)[k] * times[k];
+        for (Py_ssize_t q = 0; q < o->memories; q++)
+            for (Py_ssize_t k = 0; k < o->devices; k++)
+                o->free[q * o->devices + k] -= of_choice(o, o->size, q, form, choice)[k] * times[k];
+    }
+    return asked;
+}
+
+/* ---- Prices of memory, see shard_gym/bounds/prices.py */
+
+typedef struct {
+    const double *cost, *size, *room; /* (tables, options), (2, tables, options), (2,) */
+    Py_ssize_t tables, options;
+    double *paid; /* (tables,) */
+} Market;
+
+/* The sum of an array as numpy makes it. */
+static double sum_of(const double *values, Py_ssize_t count)
+{
+    double sum = 0.0, part[8];
+    Py_ssize_t i;
+    if (count < 8) {
+        for (i = 0; i < count; i++)
+            sum += values[i];
+        return sum;
+    }
+    if (count > 128) {
+        Py_ssize_t half = count / 2 - count / 2 % 8;
+        return sum_of(values, half) + sum_of(values + half, count - half);
+    }
+    memcpy(part, values, sizeof part);
+    for (i = 8; i < count - count % 8; i += 8)
+        for (int j = 0; j < 8; j++)
+            part[j] += values[i + j];
+    sum = ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+    for (; i < count; i++)
+        sum += values[i];
+    return sum;
+}
+
+/* The mean at a price; bytes of one memory that tables take more than there are. */
+INLINE double at_price(const Market *m, const double *price, int memory, double *over)
+{
+    Py_ssize_t all = m->tables * m->options;
+    double taken = 0.0;
+    for (Py_ssize_t t = 0; t < m->tables; t++) {
+        const double *cost = m->cost + t * m->options, *size = m->size + t * m->options, *chosen = size;
+        double least = INFINITY;
+        for (Py_ssize_t i = 0; i < m->options; i++) {
+            double paid = cost[i] + price[0] * size[i];
+            paid = price[1] != 0.0 ? paid + price[1] * size[all + i] : paid;
+            if (paid < least) {
+                least = paid;
+                chosen = size + i;
+            }
+        }
+        m->paid[t] = least;
+        taken += chosen[memory * all];
+    }
+    *over = taken - m->room[memory];
+    return sum_of(m->paid, m->tables) - (price[0] * m->room[0] + price[1] * m->room[1]);
+}
+
+/* Relaxed._priced: the best price of one memory by halving, and its mean; `best` is that of `price` as it was. */
+FOR_ALL_PROCESSORS
+static double best_price(const Market *m, double *price, int memory, double low, double high, Py_ssize_t steps, double best)
+{
+    double tried[2] = {price[0], price[1]}, over, mean;
+    tried[memory] = 0.0;
+    mean = at_price(m, tried, memory, &over);
+    if (over <= 0.0) {
+        memcpy(price, tried, sizeof tried);
+        return mean;
+    }
+    while (steps--) {
+        tried[memory] = sqrt(low * high);
+        mean = at_price(m, tried, memory, &over);
+        if (mean > best) {
+            memcpy(price, tried, sizeof tried);
+            best = mean;
+        }
+        if (over > 0.0)
+            low = tried[memory];
+        else
+            high = tried[memory];
+    }
+    return best;
+}
+
+/* ---- Collectives of an iteration, see shard_gym/task/links.py and shard_gym/simulators/collectives.py */
+
+enum { ROWS, HOST_ROWS, COPIES, IDS }; /* columns of what moves, as collectives.py has them */
+enum { PORT, LATENCY, UPLINK, FABRIC, PEER_TO_PEER, HOSTS, POOLED, AN_ID, MIB, WIRES };
+
+typedef struct {
+    const double *number;        /* (WIRES,) those of the links, hosts, bytes of a column, of a MiB of ids, and 2**20 */
+    const int64_t *first, *size; /* (devices,) of each device's host */
+    Py_ssize_t devices;
+} Wires;
+
+/* Links.all_to_all_ms of columns, or nothing where nobody sends: added to `out`. */
+INLINE void exchanged(const Wires *w, const double *dims, double batch, double *out)
+{
+    const double *x = w->number;
+    double devices = (double)w->devices, total = 0.0, slice = batch / devices;
+    for (Py_ssize_t k = 0; k < w->devices; k++)
+        total += dims[k];
+    double some = total > 0.0 ? 1.0 : 0.0;
+    if (w->devices == 1)
+        return;
+    for (Py_ssize_t k = 0; k < w->devices; k++) {
+        double host = (double)w->size[k], held = 0.0, near, far;
+        for (Py_ssize_t j = w->first[k]; j < w->first[k] + w->size[k]; j++)
+            held += dims[j];
+        if (x[PEER_TO_PEER] != 0.0)
+            near = larger(dims[k] * (host - 1), held - dims[k]);
+        else
+            near = larger(dims[k] * (devices - 1), total - dims[k]);
+        double ms = near * (slice / x[PORT]) + x[LATENCY];
+        if (x[UPLINK] < INFINITY) {
+            if (x[PEER_TO_PEER] != 0.0)
+                far = larger(held * (devices - host), (total - held) * host);
+            else
+                far = larger(held * (devices - 1), total * host - held);
+            ms += far * (slice / x[UPLINK]);
+        }
+        if (x[FABRIC] < INFINITY)
+            ms += total * ((devices - 1) * slice / x[FABRIC]);
+        out[k] += ms * some;
+    }
+}
+
+/* Links._ms */
+INLINE double passing(const double *x, double near, double leaving, double everything)
+{
+    double ms = near / x[PORT] + leaving / x[UPLINK] + everything / x[FABRIC];
+    return ms + x[LATENCY] * (near + leaving > 0.0 ? 1.0 : 0.0);
+}
+
+/* Links.ring_ms */
+INLINE double ring(const Wires *w, Py_ssize_t k, double held)
+{
+    const double *x = w->number;
+    double devices = (double)w->devices, passed = held * ((devices - 1) / devices);
+    double leaving = passed * (x[PEER_TO_PEER] != 0.0 ? (x[HOSTS] > 1.0 ? 1.0 : 0.0) : (double)w->size[k]);
+    return passing(x, passed, leaving, passed * devices);
+}
+
+/* Links.rings_in_groups_ms and Links.between_groups_ms of the same bytes, whose share of each device adds up to `all`. */
+INLINE double by_hosts(const Wires *w, Py_ssize_t k, double held, double all)
+{
+    const double *x = w->number;
+    double host = (double)w->size[k], hosts = x[HOSTS], passed = held * ((host - 1) / host);
+    double leaving = larger(held * (hosts - 1), all - held) / hosts;
+    double inside = passing(x, passed, passed * (x[PEER_TO_PEER] != 0.0 ? 0.0 : host), passed * (double)w->devices);
+    return inside + passing(x, 0.0, leaving, all * ((hosts - 1) / hosts));
+}
+
+/* collectives.comm_ms: of whole tables' columns in column `dim` of sums, and what moves besides from column `moved` on;
+   forward and backward, (2, plans, devices). `room` is for four numbers of each device. */
+FOR_ALL_PROCESSORS
+static void comm_all(const Wires *w, const double *sums, Py_ssize_t plans, Py_ssize_t width, Py_ssize_t dim, Py_ssize_t moved,
+                     double *room, double *out)
+{
+    Py_ssize_t devices = w->devices;
+    double *dims = room, *ids = room + devices, *share = ids + devices, *of_ids = share + devices;
+    const double *x = w->number;
+    for (Py_ssize_t p = 0; p < plans; p++, sums += devices * width) {
+        double *there = out + p * devices, *back = there + plans * devices;
+        for (Py_ssize_t k = 0; k < devices; k++) {
+            const double *of = sums + k * width + moved;
+            dims[k] = sums[k * width + dim];
+            ids[k] = of[IDS];
+            share[k] = of[HOST_ROWS] * x[POOLED] / (double)w->size[k];
+            there[k] = of_ids[k] = 0.0;
+        }
+        exchanged(w, dims, x[POOLED], there);
+        exchanged(w, ids, x[AN_ID], of_ids);
+        double all = sum_of(share, devices);
+        for (Py_ssize_t k = 0; k < devices; k++) {
+            const double *of = sums + k * width + moved;
+            double both = there[k] + ring(w, k, of[ROWS] * x[POOLED]);
+            both += by_hosts(w, k, of[HOST_ROWS] * x[POOLED], all);
+            there[k] = both + of_ids[k];
+            back[k] = both + 2 * ring(w, k, of[COPIES] * x[MIB]);
+        }
+    }
+}
+
 /* ---- What Python calls: arrays as buffers, checked, so that no call can read or write beside them */
 
-#define MOST_ARRAYS 10
+#define MOST_ARRAYS 16
 
 typedef struct {
     Py_buffer of[MOST_ARRAYS];
@@ -710,6 +1113,179 @@ static PyObject *flat(PyObject *self, PyObject *const *args, Py_ssize_t given)
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
+/* Options as `cheapest` and `in_turn` are given them; 0 with an error set if they are not. */
+static int take_options(Arrays *arrays, PyObject *const *args, Options *o, int writable)
+{
+    Py_buffer *first, *pieces, *may, *loads, *size, *load, *free;
+    memset(o, 0, sizeof *o);
+    if (!((first = take(arrays, args[0], 'l', 1, 0)) && (pieces = take(arrays, args[1], 'l', 1, 0)) &&
+          (may = take(arrays, args[2], 'b', 2, 0)) && (loads = take(arrays, args[3], 'd', 4, 0)) &&
+          (size = take(arrays, args[4], 'd', 4, 0)) && (load = take(arrays, args[6], 'd', 2, writable)) &&
+          (free = take(arrays, args[7], 'd', 2, writable))))
+        return 0;
+    *o = (Options){.loads = loads->buf, .size = size->buf, .may = may->buf, .first = first->buf, .pieces = pieces->buf};
+    o->load = load->buf, o->free = free->buf, o->host = PyLong_AsSsize_t(args[5]);
+    o->phases = loads->shape[0], o->memories = size->shape[0], o->forms = loads->shape[1], o->devices = loads->shape[3];
+    o->tables = first->shape[0] - 1;
+    if (o->host == -1 && PyErr_Occurred())
+        return 0;
+    if (pieces->shape[0] != o->forms || may->shape[0] != o->forms || may->shape[1] != CHOICES ||
+        loads->shape[2] != CHOICES || size->shape[1] != o->forms || size->shape[2] != CHOICES ||
+        size->shape[3] != o->devices || load->shape[0] != o->phases || load->shape[1] != o->devices ||
+        free->shape[0] != o->memories || free->shape[1] != o->devices || !o->phases || o->host < 1 ||
+        o->devices % o->host)
+        return refuse("options are first (N + 1,), pieces (R,), may (R, 4), loads (P, R, 4, K), size (Q, R, 4, K), the "
+                      "devices of a host, load (P, K) and free (Q, K)");
+    return 1;
+}
+
+/* True if there are such tables, and their forms and pieces are as many as there may be. */
+static int known(const Options *o, const int64_t *tables, Py_ssize_t count)
+{
+    if (!in_range(tables, count, o->tables))
+        return refuse("there are no such tables");
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int64_t from = o->first[tables[i]], to = o->first[tables[i] + 1];
+        if (from < 0 || to > o->forms)
+            return refuse("there are no such forms");
+        for (int64_t form = from; form < to; form++)
+            if (o->pieces[form] < 1 || o->pieces[form] > MOST_PIECES)
+                return refuse("a form has 1 to 8 pieces");
+    }
+    return 1;
+}
+
+static int make_room(Options *o)
+{
+    o->power = malloc((size_t)(o->devices * (3 + MOST_PIECES)) * sizeof(double) + 1);
+    if (!o->power)
+        PyErr_NoMemory();
+    o->now = o->power + o->devices, o->grown = o->now + o->devices;
+    return o->power != NULL;
+}
+
+static PyObject *cheapest(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    Arrays arrays = {.held = 0};
+    Py_buffer *price, *allowed = NULL;
+    PyObject *told = NULL;
+    Options o;
+    int fine = given == 11 || refuse("cheapest(*options, load, free, price, allowed, table)");
+    if (fine && take_options(&arrays, args, &o, 0) && (price = take(&arrays, args[8], 'd', 1, 0)) &&
+        (args[9] == Py_None || (allowed = take(&arrays, args[9], 'b', 1, 0)))) {
+        int64_t table = PyLong_AsSsize_t(args[10]);
+        o.allowed = allowed ? allowed->buf : NULL;
+        if (price->shape[0] != o.memories || (allowed && allowed->shape[0] != o.devices))
+            refuse("cheapest wants price (Q,) and allowed (K,)");
+        else if (!PyErr_Occurred() && known(&o, &table, 1) && make_room(&o)) {
+            Pick best;
+            Py_ssize_t asked = pick_one(&o, table, price->buf, &best), form = best.picked[0];
+            Py_ssize_t pieces = form < 0 ? 0 : best.picked[1] >= ON_ALL ? 1 : o.pieces[form];
+            PyObject *targets = PyTuple_New(pieces);
+            for (Py_ssize_t i = 0; targets && i < pieces; i++)
+                PyTuple_SetItem(targets, i, PyLong_FromSsize_t(best.picked[2 + i]));
+            if (targets)
+                told = Py_BuildValue("ndnnN", asked, best.worth, form, form < 0 ? 0 : (Py_ssize_t)best.picked[1], targets);
+            free(o.power);
+        }
+    }
+    let_go(&arrays);
+    return told;
+}
+
+static PyObject *in_turn(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    Arrays arrays = {.held = 0};
+    Py_buffer *offset, *order, *more, *price, *worth, *picked, *times;
+    Py_ssize_t asked = 0;
+    Options o;
+    int fine = given == 15 || refuse("in_turn(*options, load, free, offset, order, more, price, worth, picked, times)");
+    if (fine && take_options(&arrays, args, &o, 1) && (offset = take(&arrays, args[8], 'd', 2, 1)) &&
+        (order = take(&arrays, args[9], 'l', 1, 0)) && (more = take(&arrays, args[10], 'd', 2, 0)) &&
+        (price = take(&arrays, args[11], 'd', 2, 0)) && (worth = take(&arrays, args[12], 'd', 1, 1)) &&
+        (picked = take(&arrays, args[13], 'l', 2, 1)) && (times = take(&arrays, args[14], 'd', 2, 1))) {
+        Py_ssize_t count = order->shape[0];
+        if (offset->shape[0] != o.phases || offset->shape[1] != o.devices || more->shape[0] != count ||
+            more->shape[1] != o.phases || price->shape[0] != count || price->shape[1] != o.memories ||
+            worth->shape[0] != count || picked->shape[0] != count || picked->shape[1] != PICKED ||
+            times->shape[0] != count || times->shape[1] != o.devices)
+            refuse("in_turn wants offset (P, K), more (n, P), price (n, Q), worth (n,), picked (n, 10) and times (n, K)");
+        else if (known(&o, order->buf, count) && make_room(&o)) {
+            Py_BEGIN_ALLOW_THREADS
+            asked = pick_all(&o, order->buf, count, more->buf, price->buf, offset->buf, worth->buf, picked->buf, times->buf);
+            Py_END_ALLOW_THREADS
+            free(o.power);
+        }
+    }
+    let_go(&arrays);
+    return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(asked);
+}
+
+static PyObject *priced(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    Arrays arrays = {.held = 0};
+    Py_buffer *cost, *size, *room, *price, *between;
+    double best = 0.0;
+    int fine = given == 8 || refuse("priced(cost, size, room, price, memory, between, steps, mean)");
+    if (fine && (cost = take(&arrays, args[0], 'd', 2, 0)) && (size = take(&arrays, args[1], 'd', 3, 0)) &&
+        (room = take(&arrays, args[2], 'd', 1, 0)) && (price = take(&arrays, args[3], 'd', 1, 1)) &&
+        (between = take(&arrays, args[5], 'd', 1, 0))) {
+        Py_ssize_t memory = PyLong_AsSsize_t(args[4]), steps = PyLong_AsSsize_t(args[6]);
+        Market market = {cost->buf, size->buf, room->buf, cost->shape[0], cost->shape[1], NULL};
+        const double *ends = between->buf;
+        best = PyFloat_AsDouble(args[7]);
+        if (PyErr_Occurred())
+            ;
+        else if (size->shape[0] != 2 || size->shape[1] != market.tables || size->shape[2] != market.options ||
+                 room->shape[0] != 2 || price->shape[0] != 2 || between->shape[0] != 2 || memory < 0 || memory > 1 ||
+                 steps < 0 || market.options < 1)
+            refuse("priced wants cost (N, M), size (2, N, M), room (2,), price (2,), memory 0 or 1 and two prices");
+        else if (!(market.paid = malloc((size_t)market.tables * sizeof(double) + 1)))
+            PyErr_NoMemory();
+        else {
+            Py_BEGIN_ALLOW_THREADS
+            best = best_price(&market, price->buf, (int)memory, ends[0], ends[1], steps, best);
+            Py_END_ALLOW_THREADS
+        }
+        free(market.paid);
+    }
+    let_go(&arrays);
+    return PyErr_Occurred() ? NULL : PyFloat_FromDouble(best);
+}
+
+static PyObject *comm(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    Arrays arrays = {.held = 0};
+    Py_buffer *number, *first, *size, *sums, *out;
+    int fine = given == 7 || refuse("comm(numbers, first, size, sums, dim, moved, out)");
+    if (fine && (number = take(&arrays, args[0], 'd', 1, 0)) && (first = take(&arrays, args[1], 'l', 1, 0)) &&
+        (size = take(&arrays, args[2], 'l', 1, 0)) && (sums = take(&arrays, args[3], 'd', 3, 0)) &&
+        (out = take(&arrays, args[6], 'd', 3, 1))) {
+        Py_ssize_t dim = PyLong_AsSsize_t(args[4]), moved = PyLong_AsSsize_t(args[5]), width = sums->shape[2];
+        Wires wires = {number->buf, first->buf, size->buf, sums->shape[1]};
+        double *room = NULL;
+        int known = number->shape[0] == WIRES && first->shape[0] == wires.devices && size->shape[0] == wires.devices &&
+                    out->shape[0] == 2 && out->shape[1] == sums->shape[0] && out->shape[2] == wires.devices && dim >= 0 &&
+                    dim < width && moved >= 0 && moved + IDS < width;
+        for (Py_ssize_t k = 0; known && k < wires.devices; k++)
+            known = wires.first[k] >= 0 && wires.size[k] > 0 && wires.first[k] + wires.size[k] <= wires.devices;
+        if (PyErr_Occurred())
+            ;
+        else if (!known)
+            refuse("comm wants numbers (9,), first and size (K,) of hosts, sums (P, K, H), columns of it, and out (2, P, K)");
+        else if (!(room = malloc((size_t)(4 * wires.devices) * sizeof(double) + 1)))
+            PyErr_NoMemory();
+        else {
+            Py_BEGIN_ALLOW_THREADS
+            comm_all(&wires, sums->buf, sums->shape[0], width, dim, moved, room, out->buf);
+            Py_END_ALLOW_THREADS
+        }
+        free(room);
+    }
+    let_go(&arrays);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
 static PyMethodDef functions[] = {
     {"decode", (PyCFunction)(void (*)(void))decode, METH_FASTCALL, "Times of shards from their sums."},
     {"device_sums", (PyCFunction)(void (*)(void))device_sums, METH_FASTCALL, "Sum of each device's tables."},
@@ -718,6 +1294,10 @@ static PyMethodDef functions[] = {
     {"place", (PyCFunction)(void (*)(void))place, METH_FASTCALL, "A piece of each plan to a device."},
     {"masks", (PyCFunction)(void (*)(void))masks, METH_FASTCALL, "Devices that have room for a piece of each plan."},
     {"flat", (PyCFunction)(void (*)(void))flat, METH_FASTCALL, "The flat observation of each episode."},
+    {"cheapest", (PyCFunction)(void (*)(void))cheapest, METH_FASTCALL, "The option of a table that adds least."},
+    {"in_turn", (PyCFunction)(void (*)(void))in_turn, METH_FASTCALL, "Tables in turn in the options that add least."},
+    {"priced", (PyCFunction)(void (*)(void))priced, METH_FASTCALL, "The best price of a memory."},
+    {"comm", (PyCFunction)(void (*)(void))comm, METH_FASTCALL, "Communication of each device in both passes."},
     {NULL, NULL, 0, NULL},
 };
 

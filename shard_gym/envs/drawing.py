@@ -98,6 +98,7 @@ class Panel:
             self.canvas.text(words, (self.middle(device), y), SMALL, colour, align=0.5)
 
     def middle(self, device: int) -> int:
+        """Pixel at the middle of a device's slot."""
         return round(LEFT + (device + 0.5) * self.slot)
 
     def draw_scale(self, most: int, unit: float = 1.0) -> None:

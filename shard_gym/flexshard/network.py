@@ -115,6 +115,7 @@ class Rows:
 
     @property
     def row_bytes(self) -> int:
+        """Bytes of a row."""
         return self.dim * self.element_bytes
 
 

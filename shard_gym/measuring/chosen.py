@@ -58,7 +58,7 @@ def as_measured(task: Task) -> Task:
 
 
 def shards_of(task: Task, plan: Plan) -> Iterator[Shard]:
-    """Tables, or pieces of their columns, of each device that has any; tables are named metasyn<seed>_<index>."""
+    """Tables, or pieces of their columns, of each device that has any; tables are named `metasyn<seed>_<index>`."""
     task = task.split(plan.splits)
     index = np.array([int(name.partition("/")[0].rsplit("_", 1)[1]) for name in task.tables.name])
     device = np.array(plan.device)

@@ -77,8 +77,6 @@ def _refuse_odd(options: argparse.Namespace) -> None:
             raise SimulatorError(f"--{drawn[0].replace('_', '-')} is of shards that are drawn: not with --shard-file")
     elif options.repeats is not None:
         raise SimulatorError("--repeats needs --shard-file, whose shards are measured again")
-    if options.pack and (options.budget != math.inf or options.workers or options.ray is not None):
-        raise SimulatorError("--pack measures nothing: leave out --budget, --workers and --ray")
     if options.noise is not None and options.ray is None:
         raise SimulatorError("--noise is of nodes: not without --ray")
 
@@ -89,9 +87,8 @@ def parser() -> commands.Parser:
     made = commands.parser("shard-gym measure", __doc__, examples=EXAMPLES, answer="what was measured", kept=kept)
     out = "folder of the campaign; the same folder resumes it"
     made.add_argument("--out", type=Path, required=True, metavar="DIR", help=out)
-    budget = {"type": partial(seconds, unit="s"), "metavar": "TIME"}
     told = "stop after this long, such as 90s, 8m or 2h; default: when all shards are measured"
-    made.add_argument("--budget", default=math.inf, help=told, **budget)
+    made.add_argument("--budget", type=partial(seconds, unit="s"), default=math.inf, metavar="TIME", help=told)
     made.add_argument("--pack", action="store_true", help="measure nothing, write measurements.npz from what is there")
     _add_shards(made)
     add_settings(made)

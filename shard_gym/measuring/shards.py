@@ -104,9 +104,11 @@ class Drawn:
         return self.count
 
     def order(self) -> np.ndarray:
+        """Every index once, from the first on."""
         return np.arange(self.count)
 
     def describe(self) -> dict[str, Any]:
+        """Settings that decide what is drawn."""
         kinds = sorted(set(self.kinds))
         return {
             "pool": self.pool,
@@ -165,15 +167,18 @@ class Mixed:
         return len(self.parts) * min(map(len, self.parts))
 
     def order(self) -> np.ndarray:
+        """Every index once, from the first on."""
         return np.arange(len(self))
 
     def describe(self) -> dict[str, Any]:
+        """Settings of all parts."""
         return {"parts": [part.describe() for part in self.parts]}
 
     def leave_in(self, folder: Path) -> None:
         """Leave nothing: the settings are all."""
 
     def shard(self, index: int) -> Shard:
+        """The shard at an index, of the part whose turn it is."""
         return self.parts[index % len(self.parts)].shard(index // len(self.parts))
 
 
@@ -197,9 +202,11 @@ class Listed:
         return len(self._list) * self.repeats
 
     def order(self) -> np.ndarray:
+        """Every index once, pass by pass, each pass shuffled."""
         return order_of_passes(len(self._list), self.repeats, self.seed)
 
     def describe(self) -> dict[str, Any]:
+        """Hash of the file, and settings of the passes."""
         return {"shard_file": self._list.content_hash, "repeats": self.repeats, "seed": self.seed}
 
     def leave_in(self, folder: Path) -> None:
@@ -208,6 +215,7 @@ class Listed:
             write_whole(path, content_of(self.path))
 
     def shard(self, index: int) -> Shard:
+        """The shard of the file at an index."""
         i = index % len(self._list)
         table, dim = self._list.tables(i)
         kind = KINDS[self._list.kind[i]] if index == i else "repeat"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from shard_gym.errors import SimulatorError
-from shard_gym.measuring import chosen, fit, predictors
+from shard_gym.measuring import chosen, fitting, predictors
 from shard_gym.measuring.campaign import ENDLESS, Campaign
 from shard_gym.measuring.fbgemm import Settings
 from shard_gym.measuring.measurements import Measurements, merged, repeat_noise
@@ -271,7 +271,7 @@ def _fit(arguments: list[str], log: Path) -> None:
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    sys.exit(fit.main(arguments))
+    sys.exit(fitting.main(arguments))
 
 
 def page(

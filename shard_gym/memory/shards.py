@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -158,7 +158,17 @@ class Tables:
 
     def take(self, table: np.ndarray) -> Tables:
         """The tables at these places, repeats are legal."""
-        return Tables(**{name: column[table] for name, column in vars(self).items()})
+        return Tables(**{column.name: getattr(self, column.name)[table] for column in fields(self)})
+
+    @cached_property
+    def in_host(self) -> np.ndarray:
+        """True for tables whose rows live in the host's memory, (N,)."""
+        return np.isin(self.kernel, IN_UVM)
+
+    @cached_property
+    def cached(self) -> np.ndarray:
+        """True for those of which the device holds some, (N,)."""
+        return np.isin(self.kernel, CACHED)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shard_gym.errors import InvalidTask, UnknownName
-from shard_gym.memory.shards import CACHED, ID_BYTES, ID_WEIGHT_BYTES, IN_UVM, QUANTISED, STATES, Setup, Shards
+from shard_gym.memory.shards import ID_BYTES, ID_WEIGHT_BYTES, QUANTISED, STATES, Setup, Shards
 from shard_gym.memory.terms import Step, Term, bytes_of, ceil, rounded, truncated, where
 
 INPUTS = {"train_sparse_dist": 2, "train_prefetch_sparse_dist": 3}  # batches whose ids are held at once; else 1
@@ -99,7 +99,7 @@ class TorchRec:
         self.element = Term(table.element_bytes, "bytes of a weight")
         self.load = Term(table.cache_load_factor, "load factor")
         kernel = table.kernel
-        self.cached, self.in_uvm, self.quantised = (np.isin(kernel, of) for of in (CACHED, IN_UVM, QUANTISED))
+        self.cached, self.in_uvm, self.quantised = table.cached, table.in_host, np.isin(kernel, QUANTISED)
         by_host = np.isin(kind, ("twrw", "grid"))
         ranks = np.select([kind == "rw", by_host], [setup.world_size, setup.local_world_size], 1)
         self.asking = Term(np.where(kind == "dp", 1, setup.world_size), "ranks that ask")

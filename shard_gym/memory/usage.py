@@ -66,9 +66,7 @@ def bytes_used(task: Task, shards: Shards) -> tuple[np.ndarray, np.ndarray]:
 
 def shard_bytes(task: Task, shards: Shards) -> tuple[np.ndarray, np.ndarray]:
     """Bytes of each shard in the device's memory and in its host's, (S,) both."""
-    from shard_gym.memory.shards import IN_UVM
-
-    if task.accounting not in OF_A_BATCH and not np.isin(shards.of.kernel, IN_UVM).any():
+    if task.accounting not in OF_A_BATCH and not shards.of.in_host.any():
         return _held(task, shards.table, shards.rows, shards.dim), np.zeros(len(shards.rows), np.int64)
     found = shard_storage(task, shards)
     return found.hbm.bytes, found.ddr.bytes

@@ -59,6 +59,7 @@ class Canvas:
         self.surface.set_clip(None)
 
     def line(self, start: tuple[int, int], end: tuple[int, int], colour: Colour) -> None:
+        """A straight line between two points."""
         self._pygame.draw.line(self.surface, colour, start, end)
 
     def dashes(self, left: int, right: int, y: int, colour: Colour) -> None:

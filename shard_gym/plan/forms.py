@@ -138,12 +138,26 @@ class Forms:
     def loads(self, rates: np.ndarray) -> np.ndarray:
         """Costs that each choice adds to each device it puts a shard on, by weights (K, H) of sums; (R, 4, K)."""
         cost: np.ndarray = np.einsum("sh,kh->sk", self.part_vector, rates)
-        return cost[self.placed, np.arange(len(rates))]
+        return cost.take(self._at)
+
+    @cached_property
+    def _at(self) -> np.ndarray:
+        """Place of `placed` in numbers of parts and devices, (S, K), row by row; (R, 4, K)."""
+        devices = self.block.shape[1]
+        at: np.ndarray = self.placed * devices + np.arange(devices)
+        return at
+
+    @cached_property
+    def grain(self) -> np.ndarray:
+        """The mean size of what columns add to each number of a sum, (H,), never 0: steps to tell slopes by."""
+        often = np.bincount(self._columns.ravel(), minlength=len(self.part_vector))
+        found: np.ndarray = np.maximum(often @ np.abs(self.part_vector) / often.sum(), 1e-9)
+        return found
 
     @cached_property
     def bytes(self) -> np.ndarray:
         """Bytes that each choice takes of each device it puts a shard on, and of its host, (2, R, 4, K)."""
-        return self.part_size[:, self.placed]
+        return self.part_size.take(self.placed, axis=1)
 
     @cached_property
     def fits(self) -> np.ndarray:

@@ -157,10 +157,10 @@ def answer(
         show(words)
 
 
-def waiting(options: argparse.Namespace, what: str, limit: float | None = None) -> Waiting:
-    """A line on stderr that tells how long a step takes: on a terminal, not with --json; as --progress says if told."""
-    asked = getattr(options, "progress", None)
-    return Waiting(what, limit, False if asked is None and options.json else asked)
+def waiting(options: argparse.Namespace, what: str, limit: float | None = None, asked: bool | None = None) -> Waiting:
+    """A line on stderr that tells how long a step takes: on a terminal, not with --json, unless it is asked for."""
+    quiet = options.json or getattr(options, "progress", None) is False
+    return Waiting(what, limit, asked or (False if quiet else None))
 
 
 def _strict(value: Any) -> Any:

@@ -17,10 +17,12 @@ how long one takes is said in `shard_gym.task.links`.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
-from shard_gym.memory.shards import CACHED, ID_BYTES, ID_WEIGHT_BYTES, IN_UVM, Shards
+from shard_gym import core
+from shard_gym.memory.shards import ID_BYTES, ID_WEIGHT_BYTES, Shards
 from shard_gym.simulators.lookups import Lookups, sectors
 from shard_gym.task.constraints import BY_HOST, OF_ONE
 from shard_gym.task.links import HOST_LINK as HOST_LINK
@@ -54,11 +56,11 @@ def traffic(task: Task, shards: Shards, lookups: Lookups) -> np.ndarray:
     row = sectors(shards.dim * shards.of.element_bytes)
     missed = lookups.missed(shards, row)
     # updated rows go back to the host; without a cache the backward pass reads them once more
-    again = np.where(np.isin(shards.of.kernel, CACHED), 1, 2) * missed * row
+    again = np.where(shards.of.cached, 1, 2) * missed * row
     states = (
         task.state_bytes[1, shards.table] // 4 * sectors(4 * shards.dim)
     )  # those of weights are in the host's memory too
-    states = np.where(np.isin(shards.of.kernel, IN_UVM), 2 * states * lookups.touched.sum(axis=1), 0)
+    states = np.where(shards.of.in_host, 2 * states * lookups.touched.sum(axis=1), 0)
     columns = [
         np.where(kind == "rw", sent, 0),
         np.where(np.isin(kind, BY_HOST), sent, 0),
@@ -73,6 +75,21 @@ def traffic(task: Task, shards: Shards, lookups: Lookups) -> np.ndarray:
 def host_ms(host_link: float, moved: np.ndarray) -> np.ndarray:
     """Time at the host's memory of the forward and of the backward pass, (2, ..., K), from sums of `traffic`."""
     return np.stack([moved[..., FETCHED], moved[..., UPDATED]]) * (MIB / host_link)
+
+
+def comm_of(links: Links, batch: int, sums: np.ndarray, dim: int, moved: int) -> tuple[np.ndarray, np.ndarray]:
+    """`comm_ms` of sums (..., K, H), with columns of whole tables in one column and those of `traffic` from another."""
+    found = core.comm(*_wires(links, batch, sums.shape[-2]), sums, dim, moved)
+    return comm_ms(links, batch, sums[..., dim], sums[..., moved:]) if found is None else (found[0], found[1])
+
+
+@lru_cache(64)
+def _wires(links: Links, batch: int, devices: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Links as the compiled core knows them: numbers, and the first device and the size of each device's host."""
+    starts, sizes = links.groups(devices)
+    rates = links.port, links.latency_ms, links.uplink, links.fabric, links.peer_to_peer
+    numbers = np.array([*rates, len(starts), POOLED_BYTES * batch, POOLED_BYTES * MIB_BATCH, MIB], np.float64)
+    return numbers, starts.repeat(sizes), sizes.repeat(sizes)
 
 
 def comm_ms(links: Links, batch: int, columns: np.ndarray, moved: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

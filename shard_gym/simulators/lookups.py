@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shard_gym.memory.shards import CACHED, IN_UVM, Shards
+from shard_gym.memory.shards import Shards
 from shard_gym.tables.histograms import HIGH, LOW, bin_of, kept_share
 from shard_gym.tables.pool import TablePool, at_batch
 from shard_gym.task.task import Task
@@ -64,8 +64,8 @@ class Lookups:
         there = self.touched.copy()
         there[:, 0] = np.maximum(shards.rows - self.touched[:, 1:].sum(axis=1), self.touched[:, 0])
         kept = kept_share(row, there, (shards.of.cache_load_factor * shards.rows * row)[:, None])
-        kept[~np.isin(shards.of.kernel, CACHED)] = 0
-        return np.where(np.isin(shards.of.kernel, IN_UVM), (self.touched * (1 - kept)).sum(axis=1), 0)
+        kept[~shards.of.cached] = 0
+        return np.where(shards.of.in_host, (self.touched * (1 - kept)).sum(axis=1), 0)
 
 
 def sectors(row_bytes: np.ndarray) -> np.ndarray:

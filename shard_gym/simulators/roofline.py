@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 
 from shard_gym import core
-from shard_gym.memory.shards import CACHED, ID_WEIGHT_BYTES, IN_UVM, Shards, Tables
+from shard_gym.memory.shards import ID_WEIGHT_BYTES, Shards, Tables
 from shard_gym.simulators.base import PASSES, FastSimulator, Latency, Maxima, refuse_objective
 from shard_gym.simulators.collectives import (
     FETCHED,
@@ -23,7 +23,7 @@ from shard_gym.simulators.collectives import (
     MIB,
     UPDATED,
     columns_sent,
-    comm_ms,
+    comm_of,
     even_comm_ms,
     host_ms,
     least_comm_ms,
@@ -112,7 +112,7 @@ class Roofline(FastSimulator):
         of_weights = np.where(weights > 0, forward_dram + weights, 0)
         backward_dram = ids * 20 + output + _updates(task, table, touched.sum(axis=1), dim, row, shards) + of_weights
         if shards is not None:  # rows in the host's memory come by its link; a cache takes in, and gives back, misses
-            away, cached = np.isin(shards.of.kernel, IN_UVM), np.isin(shards.of.kernel, CACHED)
+            away, cached = shards.of.in_host, shards.of.cached
             missed = np.where(cached, lookups.missed(shards, row) * row, 0)
             forward_dram = forward_dram + np.where(away & ~cached, hits * row - ids * row, missed)
             backward_dram = backward_dram + missed
@@ -140,7 +140,7 @@ class Roofline(FastSimulator):
         if task.objective == "kernel":
             there = back = np.zeros_like(forward)
         elif some_moved:
-            there, back = comm_ms(links, task.batch, sums[..., DIM], moved)
+            there, back = comm_of(links, task.batch, sums, DIM, COUNT + 1)
         else:
             there = back = links.all_to_all_ms(sums[..., DIM], task.batch)
         return Latency(forward, there, back, backward)
@@ -211,11 +211,11 @@ def _updates(
     touched = distinct * 2 * (row + (sectors(a_row) + states))
     if shards is None:
         return touched
-    kernel, element = shards.of.kernel, shards.of.element_bytes
-    in_host = np.where(np.isin(kernel, CACHED), row, 0) + sectors(a_row)
+    element = shards.of.element_bytes
+    in_host = np.where(shards.of.cached, row, 0) + sectors(a_row)
     every_row = 2 * dim * element + 2 * (dim * element + a_row + a_weight * dim)
     copied = distinct * 2 * row + shards.rows * every_row
-    return np.select([shards.kind == "dp", np.isin(kernel, IN_UVM)], [copied, distinct * 2 * in_host], touched)
+    return np.select([shards.kind == "dp", shards.of.in_host], [copied, distinct * 2 * in_host], touched)
 
 
 # DRAM: what copies achieved (A100, H200), elsewhere the data sheet x 0.8. L2 sizes: vendors. L2 rates, and that NVLink

@@ -91,6 +91,11 @@ class Links:
         starts, sizes, group = _groups(devices, self.group)
         return np.add.reduceat(dims, starts, axis=-1).repeat(sizes, axis=-1), group
 
+    def groups(self, devices: int) -> tuple[np.ndarray, np.ndarray]:
+        """First device and size of each group of so many devices."""
+        starts, sizes, _ = _groups(devices, self.group or devices)
+        return starts, sizes
+
     def ring_ms(self, held: np.ndarray) -> np.ndarray:
         """Time of one reduce-scatter or all-gather over all devices, of `held` bytes on each; (..., K) -> (..., K).
 

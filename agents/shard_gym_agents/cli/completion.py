@@ -73,7 +73,7 @@ def completion(options: argparse.Namespace) -> None:
 
 
 def values(action: argparse.Action) -> list[str]:
-    """What an option or a word of a command line may be; nothing where it is a file, a number or any text."""
+    """Words that an option or a place in a command line may hold; none where that is a file, a number or any text."""
     if action.choices:
         return list(map(str, action.choices))
     of_users = action.metavar == "MODULE:CLASS"
@@ -84,7 +84,9 @@ def bash() -> str:
     """The script of bash; also of zsh, which can be told to read it."""
     parsers = {name: command.parser()._actions for name, command in COMMANDS.items()}
     by_values: dict[str, list[str]] = {}
-    others, files, words = [], [], _words()
+    others: list[str] = []
+    files: list[str] = []
+    words = _words()
     for name, actions in parsers.items():
         for action in actions:
             if action.option_strings and action.nargs != 0:

@@ -52,7 +52,8 @@ def _about(suite: suites.Suite) -> dict[str, Any]:
 
 def list_agents(options: argparse.Namespace) -> None:
     """One line an agent."""
-    found = list(map(_agent, shard_gym_agents.names()))
+    with commands.waiting(options, "asking agents what they need"):
+        found = list(map(_agent, shard_gym_agents.names()))
     commands.answer(options, "agents/1", lambda: {"agents": found}, lambda: "\n".join(map(_agent_line, found)))
 
 

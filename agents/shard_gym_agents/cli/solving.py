@@ -67,7 +67,7 @@ def solved(options: argparse.Namespace, task: Task, planner: Simulator) -> tuple
     with (
         _third_party(options.agent, options.verbose),
         Stops() as stops,
-        commands.waiting(options, options.agent, options.budget) as line,
+        commands.waiting(options, options.agent, options.budget, options.progress) as line,
     ):
         known = shard_gym_agents.options(options.agent)
         if options.suite and "suite" in known:

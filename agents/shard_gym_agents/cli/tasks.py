@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from shard_gym import make_task, simulators
 from shard_gym.errors import CorruptFile, InvalidTask
+from shard_gym.records import commands
 from shard_gym.records.commands import count, names
 from shard_gym.records.guard import text_of
 from shard_gym.simulators import Simulator
@@ -28,6 +29,11 @@ SPLIT, INDEX = "test", 0  # of a suite, unless told
 
 def task_of(options: argparse.Namespace) -> tuple[Task, Simulator, Simulator]:
     """The task that the options name, with its planner and judge."""
+    with commands.waiting(options, "reading the task"):
+        return _task_of(options)
+
+
+def _task_of(options: argparse.Namespace) -> tuple[Task, Simulator, Simulator]:
     if not options.tables:
         _refuse(options, OWN, "is for --tables: a task of a suite or a file has its own")
     if not options.suite:

@@ -19,7 +19,7 @@ from shard_gym.records import commands
 from shard_gym.records.commands import count, names, seconds
 from shard_gym.records.escape import plain
 from shard_gym.records.locks import held
-from shard_gym.records.progress import clock
+from shard_gym.records.progress import Waiting, clock
 from shard_gym.work.cluster import Cluster
 from shard_gym.work.parts import add_places
 from shard_gym_agents.leaderboard import merging, nodes
@@ -111,7 +111,8 @@ def _ranked(
 ) -> int:
     """Describe, run and report; the exit code."""
     asked = [job for job in jobs if (job.suite, job.agent) not in missing]
-    about = _describe(asked, arena, options.workers)
+    with Waiting("asking agents about themselves"):
+        about = _describe(asked, arena, options.workers)
     missing |= {(j.suite, j.agent): t.get("missing") or t["unknown"] for j, t in about.items() if t.keys() & ABSENT}
     able = {job: told for job, told in about.items() if _runs(job, told, options.budget)}
     for why, of in _grouped(missing).items():
@@ -120,7 +121,7 @@ def _ranked(
     takes = seconds_of(able, options.tasks, options.workers) / options.part.of
     _tell(f"{plans} plans to make" + (f": about {clock(takes)}" if cluster is None else ""))
     load = Load(arena.nursery.process.pid)
-    place = nodes.place_of(cluster, arena, list(able), options.workers, shared=options.memory_gb is None)
+    place = nodes.place_of(cluster, arena, list(able), options.workers)
     found = run_jobs(able, scope, place)
     outcome = Outcome(options, found.done, missing, found.watched_of, load.words())
     if cluster is not None:

@@ -123,7 +123,7 @@ def _union(kept: Iterable[tuple[Path, Kept]], job: Job) -> Kept:
 
 
 def _head(found: Finished, outcome: Outcome) -> dict[str, Any]:
-    """What a part is of."""
+    """The first line of a part: all that it is a part of."""
     options = outcome.options
     return {
         "schema": SCHEMA,

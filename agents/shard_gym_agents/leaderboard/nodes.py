@@ -109,17 +109,17 @@ class Nodes:
 
 
 @contextmanager
-def joined(address: str | None) -> Iterator[Cluster | None]:
-    """The cluster at an address; none where none is asked for."""
+def joined(address: str | None, modules: Sequence[str] = ()) -> Iterator[Cluster | None]:
+    """The cluster at an address, whose nodes have these modules; none where none is asked for."""
     if address is None:
         yield None
     else:
-        with Cluster.joined(address) as cluster:
+        with Cluster.joined(address, modules=modules) as cluster:
             yield cluster
 
 
-def place_of(cluster: Cluster | None, arena: Arena, jobs: Sequence[Job], workers: int, shared: bool) -> Place:
-    """The nodes of a cluster, or this machine; `shared` where agents divide the memory that a node has."""
+def place_of(cluster: Cluster | None, arena: Arena, jobs: Sequence[Job], workers: int) -> Place:
+    """The nodes of a cluster, or this machine."""
     if cluster is None:
         return Here(arena, workers)
     rules = arena.nursery.rules
@@ -127,19 +127,20 @@ def place_of(cluster: Cluster | None, arena: Arena, jobs: Sequence[Job], workers
     rules = replace(rules, readable=readable, secret=secret)
     jobs = tuple(map(anywhere, jobs))
     tasks = {path: text_of(path) for path in dict.fromkeys(job.tasks for job in jobs) if path}
+    shared = rules.memory == share_of_memory(workers)  # then that of each node is
     setting = Setting(rules, jobs, arena.agents, tasks, workers if shared else 0)
     return Nodes(cluster, setting, workers)
 
 
 def words(cluster: Cluster) -> str:
     """The machines of a cluster: how many there are, and of how many cores."""
-    cores = Counter(int(node.resources.get("CPU", 0)) for node in cluster.nodes())
+    cores = Counter(int(node.resources["CPU"]) for node in cluster.nodes() if node.resources.get("CPU"))
     told = " and ".join(f"{count} of {of} cores" for of, count in sorted(cores.items()))
     return f"{cores.total()} nodes by Ray ({told})"
 
 
 def _pieces(runs: Sequence[JobRuns], asked: dict[str, tuple[JobRuns, int]]) -> Iterator[Piece]:
-    """What is left of all runs, as long as their agents are not given up."""
+    """Questions that are left of all runs, as long as their agents are not given up."""
     for one in runs:
         key, job = job_key(one.job, one.told), anywhere(one.job)
         for index in one.left():

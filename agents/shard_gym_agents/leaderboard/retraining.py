@@ -58,7 +58,7 @@ def _train(command: str, fresh: bool) -> str | None:
     print(command, file=sys.stderr)
     told = ""
     arguments = [sys.executable, "-c", TRAIN, *shlex.split(command)[1:]]
-    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(arguments, stdout=2, stderr=subprocess.PIPE, text=True) as process:
         for told in process.stderr or ():
             sys.stderr.write(told)
     if process.returncode == commands.INTERRUPTED:

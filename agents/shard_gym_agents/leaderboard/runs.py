@@ -142,7 +142,7 @@ class Finished:
 
     @property
     def done(self) -> dict[Job, list[Judged]]:
-        """By job its runs that are done."""
+        """The runs that are done, by job."""
         return {one.job: one.ordered() for one in self.runs}
 
     def watched_of(self, jobs: Iterable[Job]) -> dict[str, Watched]:
@@ -161,7 +161,7 @@ class Finished:
 
 
 class Place(Protocol):
-    """Where agents are: it asks them about all tasks that are left, and hands in what they answer."""
+    """Somewhere that agents are: it asks them about all tasks that are left, and hands in what they answer."""
 
     def work_off(self, runs: Sequence[JobRuns]) -> None:
         """Ask the agents."""
@@ -169,7 +169,7 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class Here:
-    """This machine: first come the runs whose times are told, one at a time, then all others side by side."""
+    """Threads of this machine: first runs whose times are told, one at a time, then all others side by side."""
 
     arena: Arena
     workers: int

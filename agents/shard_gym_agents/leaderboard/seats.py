@@ -48,7 +48,7 @@ class Arena:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of asking an agent about a task, and what its processes used; `lost` if they were killed or died."""
+    """Outcome of asking an agent about a task, and what its processes used; `lost` if they were killed or died."""
 
     run: Run
     seen: Watched = field(default_factory=Watched)

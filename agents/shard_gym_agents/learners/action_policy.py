@@ -144,6 +144,7 @@ class ActionPolicy:
         return choose
 
     def save(self, path: str | Path, **card: Any) -> None:
+        """Write the weights and their card to a file."""
         shape = {"seen": list(FEATURES), "hidden": self.net.hidden, "residual": self.net.residual}
         save_tensors(path, self.net.state_dict(), {**self.card, **card, "kind": KIND, **shape})
 

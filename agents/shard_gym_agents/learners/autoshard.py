@@ -423,6 +423,7 @@ class AutoShard:
         return require_fast(planner) if self.track == "search" else None
 
     def save(self, path: str | Path, **card: Any) -> None:
+        """Write the weights and their card to a file."""
         tensors = self.net.state_dict() | {f"costs/{name}": value for name, value in (self.costs or {}).items()}
         save_tensors(path, tensors, {**self.card, **card, "kind": OF_KINDS if self.net.kinds else KIND})
 

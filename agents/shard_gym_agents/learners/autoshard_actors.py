@@ -222,9 +222,11 @@ class Episodes:
         return _episodes, tuple(getattr(self, f.name).cpu().numpy() for f in fields(self))
 
     def some(self, picked: Tensor) -> Episodes:
+        """Episodes that are picked."""
         return Episodes(*(getattr(self, f.name)[:, picked] for f in fields(self)))
 
     def to(self, device: str) -> Episodes:
+        """The same on another device."""
         return Episodes(*(getattr(self, f.name).to(device) for f in fields(self)))
 
     @classmethod
@@ -262,6 +264,7 @@ class Stage:
         return beyond_columns(self.tasks[0])
 
     def env(self, simulator: Any) -> ShardingEnv:
+        """The environment that actors play."""
         bank = Bank(self.tasks, (self.scaling[0], self.scaling[1]), self.suite)
         shows = ("ahead" if self.kinds else "full") if self.shows_costs else "table"
         told = {"reward": self.reward, "order": self.order, "simulator": simulator, "info": "full"}

@@ -369,6 +369,7 @@ class DreamShard:
         return lean, rollout
 
     def save(self, path: str | Path, **card: Any) -> None:
+        """Write the weights and their card to a file."""
         save_tensors(path, self.nets.state_dict(), {**card, "kind": "dreamshard"})
 
 

@@ -6,7 +6,8 @@ memory would be left there. A device's score is a weighted sum of these, plus a 
 where the only weight is that of the device's cost above the least one, so that the first policy *is* cost-greedy, and
 learns where to deviate; `greedy=False` begins with no weights at all.
 Where tables find no room in the order of their costs, the solver tries orders that lean more and more to size.
-Where tasks allow all kinds of sharding, options of tables are scored in the place of devices, see `options`.
+Where tasks allow all kinds of sharding, or actions halve tables, options of tables are scored in the place of devices,
+see `options`.
 """
 
 from __future__ import annotations
@@ -242,7 +243,7 @@ class Learner(Reinforce):
     def __init__(self, suite: Suite, config: Config, seed: int, device: str = "cpu") -> None:
         super().__init__(suite, config, seed, device)
         self.fast, scaling = require_fast(self.planner), np.stack(suite.feature_scaling())
-        self.game = OPTIONS if beyond_columns(self.tasks[0]) else DEVICES
+        self.game = OPTIONS if beyond_columns(self.tasks[0]) or suite.split_action else DEVICES
         with self.seeded():
             self.net = self.game.new_net(scaling, config.greedy)
         self.played = self.game.begin(self.tasks, self.fast, scaling)
@@ -291,6 +292,7 @@ class DreamShardPlanner:
         return costed, rollout
 
     def save(self, path: str | Path, **card: Any) -> None:
+        """Write the weights and their card to a file."""
         save_tensors(path, self.net.state_dict(), {**card, "kind": "dreamshard-planner", "seen": list(FEATURES)})
 
 

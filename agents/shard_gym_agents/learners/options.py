@@ -1,4 +1,4 @@
-"""DreamShard with the planner in the loop where tasks allow all kinds of sharding: a policy over options of tables.
+"""DreamShard with the planner in the loop where tables may be sharded or halved: a policy over options of tables.
 
 Beside a table's features, the policy is shown what the planner says of the plan with each option, whose pieces go where
 they cost least. Training begins near cost-greedy, with four weights: of an aim (what devices cost, raised by an even
@@ -145,6 +145,7 @@ class OptionPlanner:
             yield play(self.net, Menu.of([search], planner, scaling, np.array([attempt])), planner, None)
 
     def save(self, path: str | Path, **card: Any) -> None:
+        """Write the weights and their card to a file."""
         save_tensors(path, self.net.state_dict(), {**card, "kind": KIND, "seen": list(FEATURES)})
 
 

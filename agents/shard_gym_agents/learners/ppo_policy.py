@@ -247,11 +247,13 @@ class DevicePolicy:
             )
 
     def save(self, path: str | Path, **card: Any) -> None:
+        """Write the weights and their card to a file."""
         shape = {"loads": self.net.loads, "hidden": self.net.hidden, "residual": self.net.residual}
         save_tensors(path, self.net.state_dict(), {**self.card, **card, "kind": self.kind, **shape})
 
     @classmethod
     def load(cls, path: str | Path, kind: str = "ppo") -> DevicePolicy:
+        """Read what `save` wrote."""
         tensors, card = load_tensors(path, kind)
         with holds(path, "the device network"):
             net = DeviceNet(np.zeros((2, len(FEATURES))), card["loads"], card["hidden"], card["residual"])
@@ -288,12 +290,14 @@ class TablePolicy:
         return rollouts.roll_out(one(Options.of(task)), order[None], choose, give_up=True).plan(task)
 
     def save(self, path: str | Path, **card: Any) -> None:
+        """Write the weights and their card to a file."""
         devices, hidden = self.net.num_devices, self.net.head.in_features
         shape = {"devices": devices, "hidden": hidden, "recurrent": self.net.lstm is not None}
         save_tensors(path, self.net.state_dict(), {**self.card, **card, "kind": TABLE, **shape})
 
     @classmethod
     def load(cls, path: str | Path) -> TablePolicy:
+        """Read what `save` wrote."""
         tensors, card = load_tensors(path, TABLE)
         with holds(path, "the table network"):
             net = TableNet(np.zeros((2, len(FEATURES))), card["devices"], card["hidden"], card["recurrent"])

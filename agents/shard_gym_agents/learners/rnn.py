@@ -127,6 +127,7 @@ class Rnn:
         return play(self.net, tensors.by(tensors.size.double()), None).plan(task)
 
     def save(self, path: str | Path, **card: Any) -> None:
+        """Write the weights and their card to a file."""
         devices = self.net.num_devices
         save_tensors(path, self.net.state_dict(), {**card, "kind": "rnn", "devices": devices})
 

@@ -21,6 +21,7 @@ from shard_gym import simulators
 from shard_gym.errors import InfeasibleTask, InvalidTask, ShardGymError
 from shard_gym.records.files import write_whole
 from shard_gym.records.locks import held
+from shard_gym.records.progress import Waiting
 from shard_gym.results.evaluate import score
 from shard_gym.task.suites import Suite
 from shard_gym_agents.learners import LEARNERS
@@ -80,7 +81,8 @@ def train(learner: SuiteLearner, out: Path, schedule: Schedule, command: str = "
 
 def _trained(run: _Run) -> Tally:
     learner, schedule, progress = run.learner, run.schedule, run.resume()
-    validate = Validation(learner.suite)
+    with Waiting("planning validation tasks by cost-greedy"):
+        validate = Validation(learner.suite)
     try:
         while progress.iteration < schedule.iterations and progress.bad < schedule.patience:
             progress = run.iteration(progress, validate)

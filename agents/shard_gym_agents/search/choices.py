@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -26,30 +26,6 @@ class Option:
     targets: tuple[int, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class Piecewise:
-    """Forms of an item whose pieces go to devices, or to hosts of `span` devices, one by one."""
-
-    forms: np.ndarray  # (r,)
-    choice: int
-    span: int
-    pieces: np.ndarray  # (r,)
-    loads: np.ndarray  # (r, K, J) of j + 1 pieces on a device
-    size: np.ndarray  # (Q, r, K, J) bytes of them
-    taken: np.ndarray  # (Q, r) bytes of all pieces
-
-
-@dataclass(frozen=True, eq=False)
-class Everywhere:
-    """Forms of an item that put a shard on every device."""
-
-    forms: np.ndarray  # (r,)
-    choice: np.ndarray  # (r,)
-    loads: np.ndarray  # (r, K)
-    size: np.ndarray  # (Q, r, K)
-    taken: np.ndarray  # (Q, r)
-
-
 class Choices:
     """The fixed part of a search: options of each item, which is a table or those that must be together."""
 
@@ -59,7 +35,7 @@ class Choices:
         self.items = np.flatnonzero(self.rules.leads)
         self.host = task.devices_per_host
         resources = 2 if task.residences != ("hbm",) else 1
-        self.size = self.forms.bytes[:resources].astype(np.float64)
+        self.size = np.ascontiguousarray(self.forms.bytes[:resources], np.float64)  # (Q, R, 4, K)
         self.room = np.stack(rooms(task)).astype(np.float64)[:resources]
         self.may = self.forms.may.copy()
         self.loose = (self.rules.allowed.all(axis=1) & (self.rules.rival < 0))[:-1]  # may go to any device
@@ -95,6 +71,11 @@ class Choices:
         whole = np.arange(len(self.forms.residences))
         for table in np.flatnonzero(~self.rules.leads).tolist():
             yield self.forms.first[table] + whole, self.forms.first[self.rules.leader[table]] + whole
+
+    @cached_property
+    def ruled(self) -> Forms:
+        """Forms with the choices that rules leave."""
+        return replace(self.forms, may=self.may) if self.rules.binding else self.forms
 
     @property
     def kinds(self) -> np.ndarray:
@@ -149,6 +130,13 @@ class Choices:
             same = forms.first[group] + option.form - forms.first[item]
             rows = forms.vector[same][:, forms.column[option.choice]].sum(axis=0)
         return rows * self.times(option)[:, None]
+
+    def sum_of(self, form: np.ndarray, choice: np.ndarray, times: np.ndarray) -> np.ndarray:
+        """Each device's sum of the rows of n options, exact, (K, H): so many of their pieces, (n, K)."""
+        rows = self.forms.part_vector[self.forms.placed[form, choice]]  # (n, K, H)
+        rows *= times[..., None]
+        added: np.ndarray = rows.sum(axis=0)
+        return added
 
     def sums(self, chosen: dict[int, Option]) -> np.ndarray:
         """Each device's sum of the rows of its shards, exact, (K, H)."""

@@ -46,9 +46,9 @@ class Search(Aim):
         """Search from a board until the budget is spent; with progress, Ctrl-C ends it as well."""
         try:
             stopped = self._improve(board, rng)
-            if self.trades is not None and not stopped:
+            if not (self.adds_up or stopped):
                 board = seeded(self, board, rng)
-            for number in range(0 if stopped or self.trades is None else ROUNDS):
+            for number in range(0 if stopped or self.adds_up else ROUNDS):
                 board = self._shaken(board, rng, (number + 1) / ROUNDS)
                 self.near(board)
         except KeyboardInterrupt:
@@ -133,7 +133,7 @@ class Search(Aim):
 
     def _narrow(self, board: Board, before: float) -> float:
         """Leave out options so dear that no plan with them is better."""
-        if self.trades is not None or len(board.chosen) < len(self.choices.items):
+        if not self.adds_up or len(board.chosen) < len(self.choices.items):
             return before
         gap = self.makespan - self.prices.bound
         if gap < NARROWER * before:
@@ -144,7 +144,7 @@ class Search(Aim):
     @property
     def _worth_more(self) -> bool:
         """True while the bound leaves room for better plans, if costs add up."""
-        return self.trades is None and self.makespan > self.prices.bound * (1 + CLOSE)
+        return self.adds_up and self.makespan > self.prices.bound * (1 + CLOSE)
 
 
 def searched(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
 from shard_gym.bounds.prices import prices
 from shard_gym.errors import InfeasibleTask
 from shard_gym.plan.fitting import lacking
+from shard_gym.plan.forms import DEVICE
 from shard_gym.plan.plan import Plan
 from shard_gym.simulators import FastSimulator
 from shard_gym.task.task import Task
 from shard_gym_agents.search.choices import Choices, Option
-from shard_gym_agents.search.kinds_board import Asked, Board
+from shard_gym_agents.search.kinds_board import Board
+from shard_gym_agents.search.kinds_options import Told
 from shard_gym_agents.search.kinds_swaps import even_out
 from shard_gym_agents.search.kinds_trades import Trades, slopes, traded
 from shard_gym_agents.search.state import Budget, Costs
@@ -39,19 +41,18 @@ class Aim:
         if not fits.all():
             raise InfeasibleTask(f"table {int(fits.argmin())} fits on no device: constraints keep it whole on one")
         self.rates = planner.rates(task)
-        self.trades = None if self.rates is not None else Trades(self.choices, self.costs)
+        self.adds_up = self.rates is not None
         self.makespan, self.chosen = np.inf, dict[int, Option]()
         self.may = self.choices.may  # what the search chooses from
-        reference = self.choices.forms.vector[self.choices.forms.first[:-1], 0].sum(axis=0) / task.num_devices
-        self.aim(np.repeat(reference[None], task.num_devices, axis=0))
+        whole = forms.part_vector[forms.part[forms.first[:-1], DEVICE, 0]].sum(axis=0)
+        self.aim(np.repeat(whole[None] / task.num_devices, task.num_devices, axis=0))
 
     def aim(self, sums: np.ndarray) -> None:
         """Set costs of shards, those near these sums where they do not add up, and prices by them."""
         rates, self.offset, self.share = self._near(sums)
-        self.phases, self.asked_of = np.stack([self.choices.loads(phase) for phase in rates]), Asked()
+        self.phases, self.told = np.stack([self.choices.loads(phase) for phase in rates]), Told()
         self.loads = self.phases.sum(axis=0)
-        forms = replace(self.choices.forms, may=self.choices.may)
-        self.prices = prices(forms, self.choices.forms.loads(rates.sum(axis=0)))
+        self.prices = prices(self.choices.ruled, self.choices.forms.loads(rates.sum(axis=0)))
         self.unit = max(self.prices.bound + float(self.offset.sum(axis=0).mean()), 1e-12)
 
     def near(self, board: Board) -> None:
@@ -69,7 +70,7 @@ class Aim:
         if self.rates is not None:
             return self.rates[None], np.zeros((1, k)), np.ones(1)
         mean = np.repeat(sums.mean(axis=0)[None], k, axis=0)
-        base, step = self._phases(mean), np.maximum(np.abs(self.choices.forms.vector).mean(axis=(0, 1)), 1e-9)
+        base, step = self._phases(mean), self.choices.forms.grain
         rates = slopes(self._phases, mean, base, step)
         share = base.sum(axis=1) / max(float(base.sum()), 1e-12)
         return rates, base - (rates * mean).sum(axis=2), np.maximum(share, LEAST_SHARE)
@@ -83,6 +84,11 @@ class Aim:
         comm = latency.forward_comm + latency.backward_comm
         return np.stack([latency.forward_compute, comm, latency.backward_compute])
 
+    @cached_property
+    def trades(self) -> Trades:
+        """The fixed part of trades, where costs do not add up."""
+        return Trades(self.choices, self.costs)
+
     @property
     def plan(self) -> Plan:
         """The best plan so far."""
@@ -90,9 +96,9 @@ class Aim:
 
     def board(self, price: np.ndarray) -> Board:
         """A board with no item placed."""
-        ask = None if self.trades is None else self._value
+        ask = None if self.adds_up else self._value
         board = Board(self.choices, self.phases, self.offset, price, self.unit, ask, self.share)
-        board.asked_of = self.asked_of
+        board.options.told = self.told
         return board
 
     def seen(self, board: Board) -> bool:
@@ -113,12 +119,13 @@ class Aim:
 
     def polish(self, board: Board, rng: np.random.Generator) -> None:
         """Move and swap shards until no change tried helps."""
-        if self.trades is None:
+        if self.adds_up:
             even_out(board, rng)
         else:
             traded(board, self.trades, self.budget)
 
     def count(self, board: Board) -> None:
+        """Count what a board asked as calls of the planner, a plan each."""
         self.costs.planner.calls += board.asked // self.task.num_devices
         board.asked %= self.task.num_devices
 

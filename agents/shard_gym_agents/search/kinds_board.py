@@ -7,14 +7,12 @@ from copy import copy
 
 import numpy as np
 
-from shard_gym.plan.forms import ALL, DEVICE, HOST
-from shard_gym_agents.search.choices import Choices, Everywhere, Option, Piecewise
+from shard_gym import core
+from shard_gym.plan.forms import DEVICE, HOST
+from shard_gym_agents.search.choices import Choices, Option
+from shard_gym_agents.search.kinds_options import Options
 
 LIFT = 8.0  # of all loads at first, in units of the bound: costs count beside their evenness
-
-
-class Asked(dict[int, tuple[list[Piecewise], Everywhere | None]]):
-    """Options of items as arrays: by pieces, and on all devices."""
 
 
 class Board:
@@ -37,7 +35,7 @@ class Board:
         self.choices, self.unit, self.ask = choices, unit, ask
         self.share = np.ones((1, 1)) if share is None else share[:, None]  # (P, 1) of each phase
         self.scale = unit * self.share**0.75  # a power of a load counts as the share of one in units of the share
-        self.loads = loads / self.scale[..., None, None]  # (P, R, 4, K)
+        self.options = Options(choices, loads / self.scale[..., None, None], choices.may)
         self.sums = np.zeros((choices.task.num_devices, choices.forms.vector.shape[2]))  # where costs do not add up
         self.offset = offset / self.scale + LIFT * self.share**0.25  # (P, K)
         self.lift = LIFT
@@ -52,17 +50,24 @@ class Board:
         self.chosen: dict[int, Option] = {}
         self.form = np.zeros(n, np.int64)
         self.alone = np.zeros((n, k), bool)
-        self.narrow(choices.may)
 
     def copy(self) -> Board:
         """Copy the board, to go on apart from this one; costs of shards and choices stay shared."""
         other = copy(self)
-        shared = ("loads", "may", "price")
         for name in (name for name, value in vars(self).items() if isinstance(value, np.ndarray)):
-            if name not in shared:
-                setattr(other, name, getattr(self, name).copy())
-        other.chosen, other.asked_of = dict(self.chosen), Asked(self.asked_of)
+            setattr(other, name, getattr(self, name).copy())
+        other.chosen = dict(self.chosen)
         return other
+
+    @property
+    def loads(self) -> np.ndarray:
+        """Loads that each choice of a form adds to each phase of devices' costs, in units, (P, R, 4, K)."""
+        return self.options.loads
+
+    @property
+    def may(self) -> np.ndarray:
+        """The choices of forms that are left to items, (R, 4)."""
+        return self.options.may
 
     @property
     def worth(self) -> float:
@@ -108,18 +113,46 @@ class Board:
 
     def put(self, item: int, option: Option) -> None:
         """Place an item."""
-        cost, held = self._of(option)
-        self.cost[item], self.held[item] = cost, held
-        self.load += cost
-        self.free -= held - self.choices.kept[item]
+        times = self.choices.times(option)
+        self.cost[item], self.held[item] = self._of(option, times)
+        self.load += self.cost[item]
+        self.free -= self.held[item] - self.choices.kept[item]
         self.chosen[item] = option
         self.form[item] = option.form
         if option.choice == DEVICE:
-            self.alone[item, list(option.targets)] = True
+            self.alone[item] = times > 0
         if self.ask is not None:
             self.sums += self.choices.rows(item, option)
         if self.choices.rules.binding:
             self._stands(item, option, 1)
+
+    def put_in_turn(self, order: np.ndarray, lift: np.ndarray) -> None:
+        """Place items in turn, (n,), each in its best option that has room; loads are raised by so much before each."""
+        if self.choices.rules.binding or not self._by_core(order, lift.tolist()):
+            for item, raised in zip(order.tolist(), lift.tolist(), strict=True):
+                self.raised(raised)
+                if (option := self.best(item)) is not None:
+                    self.put(item, option)
+
+    def _by_core(self, order: np.ndarray, lift: list[float]) -> bool:
+        more = np.diff([self.lift, *lift])[:, None] * self.share[:, 0] ** 0.25
+        price = self.price * np.array([(1 + raised) ** 3 for raised in lift])[:, None]
+        found = core.in_turn(self.options.given, self.load, self.free, self.offset, order, more, price)
+        if found is None:
+            return False
+        self.lift, self.asked = lift[-1] if lift else self.lift, self.asked + found.asked
+        done = np.flatnonzero(found.form >= 0)
+        items, form, choice, times = order[done], found.form[done], found.choice[done], found.times[done]
+        self.cost[items] = (self.loads[:, form, choice] * times).swapaxes(0, 1)
+        self.held[items] = (self.choices.size[:, form, choice] * times).swapaxes(0, 1)
+        self.form[items], self.alone[items] = form, (times > 0) & (choice == DEVICE)[:, None]
+        pieces = np.where(choice <= HOST, self.choices.forms.pieces[form], 1)
+        columns = (column.tolist() for column in (items, found.worth[done], form, choice, found.targets[done], pieces))
+        for item, worth, of, by, targets, count in zip(*columns, strict=True):
+            self.chosen[item] = Option(worth, of, by, tuple(targets[:count]))
+        if self.ask is not None:
+            self.sums += self.choices.sum_of(form, choice, times)
+        return True
 
     def take(self, item: int) -> None:
         """Take an item out."""
@@ -145,15 +178,14 @@ class Board:
     def reprice(self, loads: np.ndarray, offset: np.ndarray, price: np.ndarray) -> None:
         """Go on with other costs of shards, and another price of memory."""
         self.price = price[: len(self.price)] / self.unit
-        self.loads = loads / self.scale[..., None, None]
+        self.options = Options(self.choices, loads / self.scale[..., None, None], self.may)
         self.offset = offset / self.scale + self.lift * self.share**0.25
         for item, option in self.chosen.items():
-            self.cost[item] = self._of(option)[0]
+            self.cost[item] = self._of(option, self.choices.times(option))[0]
         self.settle()
-        self.asked_of.clear()
 
-    def _of(self, option: Option) -> tuple[np.ndarray, np.ndarray]:
-        times = self.choices.times(option)
+    def _of(self, option: Option, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Load (P, K) and bytes (Q, K) that an option adds to devices that hold so many of its pieces."""
         loads, size = self.loads[:, option.form, option.choice], self.choices.size[:, option.form, option.choice]
         return loads * times, size * times
 
@@ -166,91 +198,12 @@ class Board:
 
     def best(self, item: int, noise: float = 1.0) -> Option | None:
         """The option that adds least to the aim; None if there is room for none."""
-        self.free += self.choices.kept[item]
-        found = self._best(item, noise)
-        self.free -= self.choices.kept[item]
+        rules, free, allowed = self.choices.rules, self.free, None
+        if rules.binding:
+            free, allowed = free + self.choices.kept[item], self.allowed(item)
+        found, asked = self.options.best(item, self.load, free, self.dear * noise, allowed)
+        self.asked += asked
         return found
-
-    def _best(self, item: int, noise: float) -> Option | None:
-        if (asked := self.asked_of.get(item)) is None:
-            asked = self.asked_of[item] = self._asked_of(item)
-        pieces, everywhere = asked
-        square = np.maximum(self.load, 0.0) ** 2
-        power = (square * square).sum(axis=0)
-        price = self.dear * noise
-        found = None if everywhere is None else self._everywhere(everywhere, power, price)
-        for some in pieces:
-            option = self._piecewise(item, some, power, price)
-            if option is not None and (found is None or option.worth < found.worth):
-                found = option
-        return found
-
-    def _asked_of(self, item: int) -> tuple[list[Piecewise], Everywhere | None]:
-        """The options of an item as arrays: by pieces, and on all devices."""
-        c = self.choices
-        rows, pieces = c.at[item], []
-        for choice, span in ((DEVICE, 1), (HOST, c.host)):
-            some = rows.start + np.flatnonzero(self.may[rows, choice])
-            if len(some):
-                count = c.forms.pieces[some]
-                times = np.arange(1, count.max() + 1)
-                size = c.size[:, some, choice]
-                taken = count * size[:, :, :span].sum(axis=2)
-                loads = self.loads[:, some, choice][..., None] * times
-                pieces.append(Piecewise(some, choice, span, count, loads, size[..., None] * times, taken))
-        found, spread = np.nonzero(self.may[rows, ALL:])
-        if not len(found):
-            return pieces, None
-        forms, choices = found + rows.start, spread + ALL
-        size = c.size[:, forms, choices]
-        return pieces, Everywhere(forms, choices, self.loads[:, forms, choices], size, size.sum(axis=2))
-
-    def _everywhere(self, some: Everywhere, power: np.ndarray, price: np.ndarray) -> Option | None:
-        """The best of forms on all devices."""
-        fits = (some.size <= self.free[:, None]).all(axis=(0, 2))
-        self.asked += len(some.forms)
-        if not fits.any():
-            return None
-        cost = np.maximum(self.load[:, None] + some.loads, 0.0)
-        cost *= cost
-        cost *= cost
-        worth = np.where(fits, (cost.sum(axis=(0, 2)) - power.sum()) / 4 + price @ some.taken, np.inf)
-        i = int(worth.argmin())
-        return Option(float(worth[i]), int(some.forms[i]), int(some.choice[i]), (0,))
-
-    def _piecewise(self, item: int, some: Piecewise, power: np.ndarray, price: np.ndarray) -> Option | None:
-        """The best of forms whose pieces go to devices, or hosts: as each adds more than the one before, the cheapest
-        places are found by sorting."""
-        span, (_, count, k, most) = some.span, some.loads.shape
-        cost = self.load[:, None, :, None] + some.loads
-        np.maximum(cost, 0.0, out=cost)
-        cost *= cost
-        cost *= cost
-        cost = cost.sum(axis=0)  # (r, K, J)
-        fits = (some.size <= self.free[:, None, :, None]).all(axis=0)
-        if span > 1:
-            cost = cost.reshape(count, k // span, span, most).sum(axis=2)
-            fits = fits.reshape(count, k // span, span, most).all(axis=2)
-            power = power.reshape(-1, span).sum(axis=1)
-        cost[..., 1:] -= cost[..., :-1].copy()
-        cost[..., 0] -= power
-        cost[~fits] = np.inf
-        if span == 1 and self.choices.rules.binding:
-            cost[:, ~self.allowed(item)] = np.inf
-        self.asked += count * cost.shape[1]
-        flat = cost.reshape(count, -1)
-        if most > 1:
-            least = np.sort(flat, axis=1)[:, :most].cumsum(axis=1)[np.arange(count), some.pieces - 1]
-        else:
-            least = flat.min(axis=1)
-        least = least / 4 + price @ some.taken
-        i = int(least.argmin())
-        if least[i] == np.inf:
-            return None
-        if some.pieces[i] == 1:
-            return Option(float(least[i]), int(some.forms[i]), some.choice, (int(flat[i].argmin()) // most,))
-        order = flat[i].argsort(kind="stable")[: some.pieces[i]] // most
-        return Option(float(least[i]), int(some.forms[i]), some.choice, tuple(sorted(order.tolist())))
 
     def any(self, item: int, rng: np.random.Generator) -> Option | None:
         """A random option that has room; None if none of a few has."""
@@ -274,8 +227,7 @@ class Board:
 
     def narrow(self, may: np.ndarray) -> None:
         """Leave only some choices of forms to items, (R, 4)."""
-        self.may = may
-        self.asked_of = Asked()
+        self.options = Options(self.choices, self.loads, may)
 
     def open(self, item: int, form: int) -> np.ndarray:
         """Devices that an item may be on, in one piece of a form, (K,)."""

@@ -38,7 +38,7 @@ def greedy_board(search: Aim) -> Board:
 
     The first will do if it is near the bound. Where some items have found no room, the price rises on.
     """
-    few = ENOUGH if search.trades is None else len(_settings(search))
+    few = ENOUGH if search.adds_up else len(_settings(search))
     found, whole = list[Board](), [*_whole(search), *_staying(search)]
     for turn in turns(search):
         found.append(in_turn(search, turn))
@@ -48,7 +48,7 @@ def greedy_board(search: Aim) -> Board:
             break
     if not search.chosen:
         return _evenly(search) or min(found, key=_amiss)
-    if not near and search.trades is None:
+    if not near and search.adds_up:
         found += _without_slow(search, min(found, key=_amiss))
     return min((*found, *whole), key=_amiss)
 
@@ -91,7 +91,7 @@ def turns(search: Aim) -> Iterator[Turn]:
     cost = choices.rules.merged(prices.least)
     cost = cost / max(cost.sum(), 1e-300)
     steep = search.unit * forms.taken.any(axis=(1, 2)) / choices.room.mean(axis=1).repeat(2)[:2]
-    if search.trades is not None:
+    if not search.adds_up:
         order = items[np.argsort(-cost[items], kind="stable")]
         to_come = 1 - cost[order].cumsum()
         for dearer, times, least in _settings(search):
@@ -113,7 +113,8 @@ def _whole(search: Aim) -> list[Board]:
     """
     choices, planner, board = search.choices, search.costs.planner, search.board(search.prices.price)
     forms = choices.forms.first[:-1] + [name for name, _ in choices.forms.residences].index("hbm")
-    if not choices.may[forms, DEVICE][choices.items].all():
+    least = choices.size[:, forms[choices.items], DEVICE].min(axis=2).sum(axis=1)
+    if not choices.may[forms, DEVICE][choices.items].all() or (least > choices.room.sum(axis=1)).any():
         return []
     rows, sums = choices.piece_rows()[forms], np.zeros_like(board.sums)
     alone = costs_alone(planner, search.task, rows)
@@ -149,10 +150,7 @@ def in_turn(search: Aim, turn: Turn, may: np.ndarray | None = None) -> Board:
     board = search.board(turn.price)
     if may is not None:
         board.narrow(may)
-    for item, lift in zip(turn.order.tolist(), turn.lift.tolist(), strict=True):
-        board.raised(lift)
-        if (option := board.best(item)) is not None:
-            board.put(item, option)
+    board.put_in_turn(turn.order, turn.lift)
     search.seen(board)
     return board
 
@@ -163,7 +161,10 @@ def seeded(search: Aim, board: Board, rng: np.random.Generator) -> Board:
     Each is of some kinds, as each kind may have a price of its own, such as one more collective that all wait for.
     """
     choices, first = search.choices, next(turns(search))
-    kinds, cost = np.unique(choices.kinds[choices.may]), choices.rules.merged(search.prices.least)[first.order]
+    kinds, cost = (
+        np.flatnonzero(np.bincount(choices.kinds[choices.may])),
+        choices.rules.merged(search.prices.least)[first.order],
+    )
     to_come = 1 - cost.cumsum() / max(cost.sum(), 1e-300)
     search.polish(board, rng)
     search.seen(board)

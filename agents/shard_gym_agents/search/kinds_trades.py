@@ -7,7 +7,6 @@ promising ones are asked about.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import numpy as np
 
@@ -36,7 +35,7 @@ class Trades:
         self.size = np.pad(choices.size[:, :, DEVICE, 0], ((0, 0), (0, 1)))
         self.step = np.maximum(np.abs(self.rows).mean(axis=0), 1e-9)
         whole = (forms.level == 0) & choices.may[:, DEVICE]
-        self.whole = [a + np.flatnonzero(whole[a:b]) for a, b in pairwise(forms.first.tolist())]
+        self.whole = np.split(np.flatnonzero(whole), whole.cumsum()[forms.first[1:-1] - 1])
 
 
 class Position:
@@ -179,7 +178,7 @@ def traded(board: Board, trades: Trades, budget: Budget) -> None:
         helped = True
     if not helped:
         return
-    for item in np.unique(position.item).tolist():
+    for item in sorted(set(position.item.tolist())):  # np.unique would import much
         mine = position.item == item
         targets, form = tuple(sorted(position.device[mine].tolist())), int(position.form[mine][0])
         if (targets, form) != (board.chosen[item].targets, board.chosen[item].form):

@@ -16,6 +16,7 @@ from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.task.task import Constraints, Task
 
 Solver = Callable[[Task, Simulator], Plan]
+"""Solver: called with a task and the simulator that it may ask, it returns a plan."""
 Progress = Callable[[float, float], bool | None]  # (best makespan, seconds so far) -> True to stop
 
 OF_ALL_KINDS = "auto, beam, cost-greedy, local-search and milp choose among all kinds that a task allows"

@@ -220,7 +220,7 @@ class Worker:
 
 def anywhere(job: Job) -> Job:
     """The job with its files named as they are found from another folder."""
-    file = job.planner.endswith(simulators.WEIGHTS)
-    planner = os.path.abspath(job.planner) if file else job.planner
+    weights = (job.planner, job.judge)
+    planner, judge = (os.path.abspath(one) if one.endswith(simulators.WEIGHTS) else one for one in weights)
     checkpoint, tasks = (path and os.path.abspath(path) for path in (job.checkpoint, job.tasks))
-    return replace(job, planner=planner, checkpoint=checkpoint, tasks=tasks)
+    return replace(job, planner=planner, judge=judge, checkpoint=checkpoint, tasks=tasks)

@@ -24,7 +24,7 @@ def tag(name: str, *children: object, **attributes: object) -> Markup:
 
 
 def void(name: str, **attributes: object) -> Markup:
-    """An element that holds nothing, as <input/>."""
+    """An element that holds nothing, as `<input/>`."""
     return Markup(f"<{name}{''.join(_attribute(key, value) for key, value in attributes.items())}/>")
 
 
@@ -50,7 +50,7 @@ def number(value: float, digits: int = 1) -> str:
 
 
 def data(value: Any) -> Markup:
-    """JSON that stays inside its <script>, whatever texts it holds."""
+    """JSON that stays inside its `<script>`, whatever texts it holds."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 

@@ -61,7 +61,7 @@ def play(
         about = _described(jobs, arena, workers)
         unable = {job.agent: str(told[key]) for job, told in about.items() for key in ABSENT if key in told}
         able = {job: told for job, told in about.items() if job.agent not in unable and not (job.seed and _once(told))}
-        found = run_jobs(able, scope, place_of(cluster, arena, list(able), workers, shared=False))
+        found = run_jobs(able, scope, place_of(cluster, arena, list(able), workers))
     finally:
         arena.stop()
         nursery.close()
