@@ -24,7 +24,7 @@ class Store:
     """Ray's object store, which brings weights to each node once."""
 
     def put(self, value: Any) -> Any:
-        """What stands for a value in calls."""
+        """A token that stands for a value in calls."""
         import ray
 
         return ray.put(value)
