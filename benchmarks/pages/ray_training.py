@@ -31,7 +31,7 @@ from shard_gym_agents.leaderboard.arena.processes import descendants
 from shard_gym_agents.learners.autoshard import Config, Learner
 from shard_gym_agents.learners.autoshard_actors import Answer, Request
 from shard_gym_agents.learners.crew_ray import Begin, OnRay, Player, Store
-from shard_gym_agents.learners.crews import Crew, Order, Place, Processes
+from shard_gym_agents.learners.crews import Crew, Order, Place, Processes, arrays_of
 
 SCHEMA = "ray-training/1"
 SUITE = "metasyn-80x8"
@@ -187,7 +187,7 @@ def calls(learner: Learner, store: Store, repeats: int = 50) -> Row:
     crew, weights = learner.crew, learner.past[0]
     crew.send(_request(learner))
     answer = crew.receive()
-    arrays = {name: value.numpy() for name, value in weights.items()}
+    arrays = arrays_of(weights)
     took = {"put": [], "get": []}  # type: dict[str, list[float]]
     for _ in range(repeats):
         start = time.perf_counter()

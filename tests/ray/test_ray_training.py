@@ -82,7 +82,7 @@ def test_a_killed_driver_goes_on_on_another_number_of_actors(two_nodes, tmp_path
     out, environment = tmp_path / "killed", {**os.environ, "OMP_NUM_THREADS": "1"}
     first = subprocess.Popen(command(two_nodes.address, out, 1_000), env=environment, cwd=ROOT)
     until = time.monotonic() + 300
-    while not (out / "scalars.jsonl").exists() or not (out / "scalars.jsonl").read_text():
+    while not (out / "checkpoint.safetensors").exists():
         assert first.poll() is None and time.monotonic() < until
         time.sleep(0.05)
     first.send_signal(signal.SIGKILL)

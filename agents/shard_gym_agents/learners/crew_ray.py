@@ -15,7 +15,7 @@ from shard_gym.errors import ClusterError
 from shard_gym.records.escape import plain
 from shard_gym.work.terms import Failed, Hands, Lost, Node, Slot, Terms
 from shard_gym_agents.learners.autoshard_actors import Actor, Answer, Request, Stage
-from shard_gym_agents.learners.crews import ActorLost, Event, Key, Order, alone
+from shard_gym_agents.learners.crews import ActorLost, Event, Key, Order, alone, arrays_of, tensors_of
 
 POLL_SECONDS = 1.0  # between two looks at which nodes there are
 
@@ -24,7 +24,7 @@ class Store:
     """Ray's object store, which brings weights to each node once."""
 
     def put(self, value: Any) -> Any:
-        """What stands for a value in calls."""
+        """A token that stands for a value in calls."""
         import ray
 
         return ray.put(value)
@@ -57,8 +57,8 @@ class Player:
 
     def do(self, order: Order) -> Answer:
         """The answer to an order."""
-        weights = {name: torch.tensor(array) for name, array in self.store.get(order.weights).items()}
-        return self.actor.play(Request(order.seed, order.version, weights))
+        weights = self.store.get(order.weights)
+        return self.actor.play(Request(order.seed, order.version, tensors_of(weights)))
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class OnRay:
         self.hired, self.looked, self.alive = 0, -math.inf, time.monotonic()
 
     def put(self, weights: Mapping[str, torch.Tensor]) -> Any:
-        return self.store.put({name: value.cpu().numpy() for name, value in weights.items()})
+        return self.store.put(arrays_of(weights))
 
     def begin(self, actor: int, order: Order) -> None:
         self.tickets[self.hands.call(self.seats[actor].worker, "do", [order])] = (actor, order.key)

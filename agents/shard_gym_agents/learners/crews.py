@@ -11,8 +11,11 @@ import signal
 from collections import Counter, deque
 from collections.abc import Mapping
 from multiprocessing.connection import Connection, wait
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from shard_gym.envs.episodes import hashed
@@ -191,7 +194,7 @@ class Processes:
         self.begun = 0
 
     def put(self, weights: Mapping[str, torch.Tensor]) -> Any:
-        return weights
+        return arrays_of(weights)
 
     def begin(self, actor: int, order: Order) -> None:
         try:
@@ -237,16 +240,36 @@ def serve(pipe: Connection, stage: Stage, each: int) -> None:
     """An actor's process: orders in, answers out, until the learner is gone."""
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's to handle
+    orders: SimpleQueue[Order | None] = SimpleQueue()
+    Thread(target=_read, args=(pipe, orders), daemon=True).start()
     try:
         actor = alone(stage, each)
         pipe.send((None, None))
-        while True:
-            order: Order = pipe.recv()
-            pipe.send((order.key, actor.play(Request(order.seed, order.version, order.weights))))
-    except (EOFError, OSError):
+        while (order := orders.get()) is not None:
+            pipe.send((order.key, actor.play(Request(order.seed, order.version, tensors_of(order.weights)))))
+    except OSError:
         return
     except ShardGymError as error:
         pipe.send(ActorLost(f"an actor's process ended: {error}"))
+
+
+def _read(pipe: Connection, orders: SimpleQueue[Order | None]) -> None:
+    """Read orders as they come, so that neither side waits for the other to read what it writes."""
+    try:
+        while True:
+            orders.put(pipe.recv())
+    except (EOFError, OSError):
+        orders.put(None)
+
+
+def arrays_of(weights: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """Weights as they travel."""
+    return {name: value.cpu().numpy() for name, value in weights.items()}
+
+
+def tensors_of(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """Weights as networks take them."""
+    return {name: torch.tensor(array) for name, array in arrays.items()}
 
 
 def alone(stage: Stage, each: int) -> Actor:
