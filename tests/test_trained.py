@@ -91,10 +91,10 @@ def test_shipped_weights_keep_constraints(learner, suite):
 
 
 def test_every_suite_has_a_family():
-    untrained = {"fitsplit-24x8", "fittightmix-80x8"}
+    untrained = {"fittightmix-80x8"}
     families = {suite.family for suite in suites.SUITES.values()} - untrained
     of_all_kinds = {"core-80x8-allkinds", "tightmix-80x8-allkinds"}
-    others = {"metasyn-80x8", "dlrm-50x4", "core-60x4", "tightmix-80x8"}
+    others = {"metasyn-80x8", "dlrm-50x4", "core-60x4", "tightmix-80x8", "fitsplit-24x8"}
     assert families == others | of_all_kinds <= suites.SUITES.keys()
     assert set(trained.OF_NO_SUITE.values()) <= families
 
