@@ -118,7 +118,7 @@ def reference() -> dict[str, str]:
     """Pages of the reference: an overview, and all public names of a room. Searches show guides before them."""
     pages: dict[str, list[str]] = {}
     for page, module, _ in modules():
-        parts = pages.setdefault(page, [f"---\nsearch:\n  boost: 0.01\n---\n\n# {page}"])
+        parts = pages.setdefault(page, [f"---\nsearch:\n  boost: 0.0001\n---\n\n# {page}"])
         parts.append(f"::: {module}" + HEADLESS * (module == page))
     found = {f"reference/{page}.md": "\n\n".join(parts) + "\n" for page, parts in pages.items()}
     return {"reference/index.md": overview(list(pages)), **found}
