@@ -46,7 +46,7 @@ def begun(seed, planner, placed=5, **changes):
 
 
 def worth_of(board, item, form, choice, targets):
-    """What an option adds to the aim, put into the sums as they are; None where it has no room."""
+    """Worth of an option put into the sums as they are; None where it has no room."""
     choices = board.choices
     span = {DEVICE: 1, HOST: choices.host}.get(choice, choices.task.num_devices)
     times = np.bincount(targets, minlength=choices.task.num_devices // span).repeat(span)

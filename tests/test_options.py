@@ -187,7 +187,7 @@ def test_shipped_weights_plan_their_suites_and_tasks_of_none():
 
 
 def test_tables_are_halved_where_actions_halve():
-    """Of a suite whose environment halves columns: fewer milliseconds than whole tables take, before it has learned."""
+    """Plans for a suite whose environment halves columns: sooner than of whole tables, before it has learned."""
     suite = suites.get("fitsplit-24x8")
     tasks, planner = suite.tasks("val")[:4], simulators.make(suite.planner)
     few = Small(planner=suite.planner, split_action=True, few=tasks)
