@@ -182,7 +182,8 @@ are not those of an undisturbed run, row for row.
 COSTS = """## Measuring
 
 A bench that stands in for the operator and sleeps {ms:.0f} ms a shard; {shards} shards, {turns} times, in turn. Shards
-a second while all workers are at work, median (least to most).
+a second while all workers are at work, median (least to most). A worker of this host brings two lines a shard to disk
+itself, begun and done; on Ray one process does so for all workers, after every round of answers.
 """
 EVALUATING = """## Evaluating
 
