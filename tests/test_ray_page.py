@@ -13,12 +13,12 @@ def test_the_page_sums_kills_and_compares_rates():
         {"case": "kills measure", "victims": victims, **KILLS},
         {"case": "kills measure", "victims": victims, **KILLS, "different": True},
         {"case": "measuring", "rates": rates, "shards": 600, "seconds": 0.02},
-        {"case": "evaluating", "seconds": {"here": [2.0, 1.0, 3.0], "ray": [2.1, 2.0, 9.0]}},
+        {"case": "evaluating", "seconds": {"here": [0.02, 0.01, 0.03], "ray": [0.021, 0.02, 0.09]}},
         {"case": "rows", "rows": 30, **looks},
     ]
     text = ray_page.page(parts)
     assert "| measure | 50 | 16 | 20 | 14 | 0 | 0 | 2 | 0 | 1 |" in text
     assert "| 1 | 42.00 (40.00 to 44.00) | 41.00 (40.00 to 42.00) | +2.4% |" in text
     assert "make 2.00 times the shards of one, and 1.02 times those of two workers here" in text
-    assert "takes 2.000 CPU seconds of all processes here, and 2.100" in text and "+5.0%" in text
+    assert "costs 20.0 ms" in text and "adds 1.0 ms, 1.0% of a search of 100 ms. Medians of 3 turns" in text
     assert "20 rows a second, 10000 µs" in text and "75.0, 75.2, 75.3." in text

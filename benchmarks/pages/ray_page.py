@@ -182,12 +182,13 @@ are not those of an undisturbed run, row for row.
 COSTS = """## Measuring
 
 A bench that stands in for the operator and sleeps {ms:.0f} ms a shard; {shards} shards, {turns} times, in turn. Shards
-a second while all workers are at work, median (least to most).
+a second while all workers are at work, median (least to most). A worker of this host brings two lines a shard to disk
+itself, begun and done; on Ray one process does so for all workers, after every round of answers.
 """
 EVALUATING = """## Evaluating
 
-A search's run in a leaderboard takes {here:.3f} CPU seconds of all processes here, and {ray:.3f} on a node of a
-cluster, {more:+.1%}: medians of {turns} turns.
+A run of an agent that takes no time costs {here:.1f} ms of the CPU here, all processes together, and {ray:.1f} ms on a
+node of a cluster: Ray adds {more:.1f} ms, {share:.1%} of a search of 100 ms. Medians of {turns} turns.
 """
 DRIVER = """## The driver
 
@@ -209,8 +210,9 @@ def page(parts: Sequence[Part]) -> str:
         lines += [COSTS.format(ms=1e3 * part["seconds"], shards=part["shards"], turns=len(part["rates"]["ray 1"]))]
         lines += [*table(["workers", "here", "on Ray", "Ray takes"], _rates(part["rates"])), "", _ratios(part["rates"])]
     for part in of.get("evaluating", []):
-        here, ray = (np.median(part["seconds"][where]) for where in ("here", "ray"))
-        lines += ["", EVALUATING.format(here=here, ray=ray, more=ray / here - 1, turns=len(part["seconds"]["here"]))]
+        here, ray = (1e3 * np.median(part["seconds"][where]) for where in ("here", "ray"))
+        told = {"here": here, "ray": ray, "more": ray - here, "share": (ray - here) / 100}
+        lines += ["", EVALUATING.format(**told, turns=len(part["seconds"]["here"]))]
     for part in of.get("rows", []):
         spent = {name: (part[name][-1] - part[name][0]) / (part["rows"] - part["done"][0]) for name in ("wall", "cpu")}
         rate, cpu = 1 / spent["wall"], spent["cpu"]

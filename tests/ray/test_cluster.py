@@ -15,7 +15,7 @@ import pytest
 
 from shard_gym.errors import ClusterError
 from shard_gym.records import ledger
-from shard_gym.work.cluster import Cluster, Terms
+from shard_gym.work.cluster import QUIET, Cluster, Terms
 from shard_gym.work.pieces import Piece, left
 from tests.ray.conftest import MARK, PATHS, ROOT
 from tests.ray.workers import Told
@@ -45,7 +45,6 @@ for name, payload in {"row": ("big", 2 * STORE), "payload": ("square", np.ones(2
         print(f"{name}: {error}")
 nodes.shutdown()
 """
-TEXT = {"text": True, "stdout": subprocess.PIPE}
 
 
 def squares(count, seconds=0.0):
@@ -219,7 +218,8 @@ def test_an_address_where_nobody_is_is_told_in_time():
 
 
 def test_a_full_object_store_is_told():
-    told = subprocess.run([sys.executable, "-c", FULL], cwd=ROOT, env=os.environ | {"PYTHONPATH": PATHS}, **TEXT).stdout
+    env = os.environ | dict.fromkeys(QUIET, "0") | {"PYTHONPATH": PATHS}
+    told = subprocess.run([sys.executable, "-c", FULL], cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE).stdout
     assert re.search(r"row: node .+/\w{6}: the object store is full .*--object-store-memory", told)
     assert re.search(r"payload: node .+, this one: the object store is full", told)
 
