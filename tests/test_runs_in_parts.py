@@ -11,6 +11,7 @@ from shard_gym.errors import CorruptFile, OutOfTurn
 from shard_gym.results import Result, read_results
 from shard_gym_agents.cli.main import main
 from shard_gym_agents.leaderboard.command import without_part
+from shard_gym_agents.leaderboard.entries.entry import results_of
 from shard_gym_agents.leaderboard.merging import merge
 
 SUITE, TASKS = "dlrm-10x2", 3
@@ -64,6 +65,20 @@ def test_a_page_is_made_of_what_was_united(made):
     assert main(["page", str(made / "merged"), "--out", str(made / "page.html")]) == 0
 
 
+def test_an_entry_is_made_of_what_was_united(made):
+    assert len(list(results_of(made / "merged", "random"))) == 2 * TASKS
+    with pytest.raises(CorruptFile, match="part 1/2"):
+        list(results_of(part(made, 1), "random"))
+
+
+def test_modules_of_a_part_are_named_not_imported(made, tmp_path):
+    def foreign(head):
+        return head | {"options": head["options"] | {"imports": ["antigravity"]}}
+
+    with pytest.raises(OutOfTurn, match="the run imported 'antigravity'"):
+        merge([spoilt(part(made, 1), 0, foreign), part(made, 2)], tmp_path)
+
+
 def test_a_part_that_is_missing_is_named(made, tmp_path):
     with pytest.raises(OutOfTurn, match=r"parts that are missing: 2/2"):
         merge([part(made, 1), part(made, 1)], tmp_path)
@@ -92,6 +107,9 @@ def place_of(path):
         (0, lambda head: head | {"part": "3/2"}, "part 3/2 is none"),
         (0, lambda head: head | {"runs": 99}, "runs where 99 were written"),
         (0, lambda head: {"schema": "other"}, "give files that `shard-gym leaderboard --part I/N` wrote"),
+        (0, lambda head: head | {"options": head["options"] | {"suite": 3}}, "its first line has other fields"),
+        (0, lambda head: head | {"jobs": [{"job": {}, "told": {}}]}, "line 1 is no part of a leaderboard's runs"),
+        (1, lambda row: row | {"job": 99}, "line 2"),
         (1, lambda row: row | {"job": -1}, "line 2 is no run of a part"),
         (2, lambda row: row | {"result": row["result"].replace('"device"', '"devise"')}, "line 3"),
     ],

@@ -1,8 +1,9 @@
 """A leaderboard on Ray, for `benchmarks.ray_page`: what kills do to it, and what it costs.
 
-Searches are bounded by calls, so that the runs are those of a machine alone, to the plan. Costs are CPU seconds that
-one run of a search adds, of this process, of workers and of agents; neither other work on the machine nor Ray's own
-daemons are in them, which take their share of every second, however much is run.
+Searches are bounded by calls, so that the runs are those of a machine alone, to the plan. Costs are CPU seconds of this
+process, of workers and of agents that one more run takes, of an agent that needs next to no time itself: what Ray adds
+to them it adds to a run of any length. Not in them are other work on the machine, and Ray's own daemons, which take
+their share of every second, however much is run.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from shard_gym_agents.cli import main as cli
 from shard_gym_agents.leaderboard.arena.processes import descendants
 
 WORDS = "--suite dlrm-10x4 --agents lookup-greedy,random,local-search --calls 50 --tasks 12 --isolation limits"
-SEARCHED = "--suite dlrm-50x4 --agents local-search --seeds 1 --calls 5000 --isolation limits --workers 1"
-RUNS = 25  # searches, and twice as many
+QUICK, TASKS = "--suite dlrm-10x4 --agents random --isolation limits --workers 1", 50
+SEEDS = 10  # and three times as many
 DAEMONS = (b"gcs_server", b"raylet/raylet", b"[raylet]", b"dashboard", b"Agent", b"monitor")  # in their names
 
 
@@ -34,22 +35,22 @@ SUBJECT = Subject("leaderboard", _leaderboard, kills._ranked, kills._standing)
 
 
 def costs(turns: int) -> dict[str, list[float]]:
-    """CPU seconds a run of a search, here and on a node of a cluster on this host, in turn."""
+    """CPU seconds a run takes, here and on a node of a cluster on this host, in turn."""
     found: dict[str, list[float]] = {"here": [], "ray": []}
     with cluster(1) as nodes, kills._adopting():
         for _ in range(turns):
             for where, place in (("here", []), ("ray", ["--ray", nodes.address])):
-                once, twice = (_spent(count, place) for count in (RUNS, 2 * RUNS))
-                found[where].append((twice - once) / RUNS)
-                print(f"{where}: {found[where][-1]:.4f} CPU seconds a run")
+                few, many = (_spent(seeds, place) for seeds in (SEEDS, 3 * SEEDS))
+                found[where].append((many - few) / (2 * SEEDS * TASKS))
+                print(f"{where}: {found[where][-1]:.5f} CPU seconds a run")
     return found
 
 
-def _spent(tasks: int, place: list[str]) -> float:
-    """CPU seconds of a leaderboard of so many tasks."""
+def _spent(seeds: int, place: list[str]) -> float:
+    """CPU seconds of a leaderboard of so many seeds."""
     before = _cpu()
     with tempfile.TemporaryDirectory() as folder:
-        words = ["leaderboard", *SEARCHED.split(), "--tasks", str(tasks), "--out", folder, *place]
+        words = ["leaderboard", *QUICK.split(), "--tasks", str(TASKS), "--seeds", str(seeds), "--out", folder, *place]
         if code := cli.main([*words, "--best-known", f"{folder}/best"]):
             raise SimulatorError(f"a leaderboard ends with {code}")
     return _cpu() - before

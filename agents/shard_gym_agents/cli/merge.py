@@ -17,6 +17,7 @@ from shard_gym.records import commands
 CAMPAIGN = "campaign.json"  # what a folder of measurements holds
 MEASURED = "shard_gym.measuring.merging"  # each has merge(paths, out) -> lines to tell
 RESULTS = "shard_gym_agents.leaderboard.merging"
+FLAGS = "shard_gym_agents.leaderboard.arena.flags"
 
 
 def parser() -> commands.Parser:
@@ -25,6 +26,8 @@ def parser() -> commands.Parser:
     made = commands.parser("shard-gym merge", __doc__, examples=examples, answer="what was united")
     made.add_argument("parts", nargs="+", type=Path, metavar="PART", help="folders, or files of results")
     made.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the whole goes, beside the parts")
+    imported = "that registers suites or simulators, as the parts were told; repeatable"
+    made.add_argument("--import", action="append", default=[], dest="imports", metavar="MODULE", help=imported)
     made.set_defaults(run=merge_parts)
     return made
 
@@ -37,6 +40,8 @@ def merge_parts(options: argparse.Namespace) -> None:
     if any(measured) and not all(measured):
         other = options.parts[measured.index(False)]
         raise CorruptFile(f"{other} holds no {CAMPAIGN}, but other parts are folders of measurements")
+    if options.imports:
+        import_module(FLAGS).import_modules(options.imports)
     aside = redirect_stdout(sys.stderr) if options.json else nullcontext()  # tables of a leaderboard
     with commands.waiting(options, "merge"), aside:
         told = import_module(MEASURED if all(measured) else RESULTS).merge(options.parts, options.out)

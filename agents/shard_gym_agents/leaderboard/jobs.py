@@ -32,6 +32,8 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
         simulators.make(options.simulator)
         if options.retrain:
             raise ShardGymError("--retrain trains with each suite's own planner: leave out --simulator")
+    if options.retrain and not (options.part.whole and options.ray is None):
+        raise ShardGymError("--retrain trains on one machine: train there first, then run the parts, or on Ray")
     if options.calls and len(options.budgets) > 1:
         raise ShardGymError("--calls is a budget itself: leave out --budgets")
     limit = options.time_limit or max(TIME_LIMIT, 2 * max(options.budgets))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,17 +25,19 @@ from shard_gym.results import PART as SCHEMA
 from shard_gym.results import Result
 from shard_gym.work.parts import Part
 from shard_gym_agents.leaderboard import layout
-from shard_gym_agents.leaderboard.arena.flags import import_modules
 from shard_gym_agents.leaderboard.arena.job import Job
 from shard_gym_agents.leaderboard.kept import Watched, blank_result, job_key, kept_line, kept_run
 from shard_gym_agents.leaderboard.outcome import Missing, Outcome, report
 from shard_gym_agents.leaderboard.runs import Finished, JobRuns, Scope
 
 PARTS = "parts"  # folder of parts, in that of a leaderboard
-SHOWN = (  # options that the tables of a run depend on
-    *("suite", "split", "tasks", "simulator", "budget", "budgets", "build_limit", "workers", "imports", "command"),
-    *("page", "json", "update_best"),
-)
+SHOWN: dict[str, Any] = {  # options that the tables of a run depend on, and their types
+    **dict.fromkeys(("suite", "budgets", "imports"), list),
+    **dict.fromkeys(("split", "command"), str),
+    **dict.fromkeys(("budget", "build_limit"), int | float),
+    **dict.fromkeys(("page", "json", "update_best"), bool),
+    **{"tasks": int | None, "simulator": str | None, "workers": int},
+}
 Kept = dict[str, tuple[Result, Watched]]  # by task hash
 
 
@@ -82,7 +85,8 @@ def merge(paths: Iterable[Path], out: Path) -> list[str]:
     first = parts[0]
     for other in parts[1:]:
         _refuse_other(first, other)
-    import_modules(first.options["imports"])
+    if unknown := [module for module in first.options["imports"] if module not in sys.modules]:
+        raise OutOfTurn(f"the run imported {unknown[0]!r:.80}, which registers something: give --import, as it did")
     with held(out):
         found = _united(parts, out)
         options = argparse.Namespace(**first.options, out=out, best_known=Path(first.best_known))
@@ -174,13 +178,18 @@ def _checked(line: bytes) -> dict[str, Any]:
     if not isinstance(head, dict) or head.get("schema") != SCHEMA:
         raise ValueError("give files that `shard-gym leaderboard --part I/N` wrote")
     texts = ("part", "work", "best_known", "note", "machine")
-    if not all(isinstance(head[name], str) for name in texts) or head["options"].keys() != set(SHOWN):
+    options = head["options"]
+    whole = all(isinstance(head[name], str) for name in texts) and options.keys() == SHOWN.keys()
+    if not whole or not all(isinstance(options[name], kind) for name, kind in SHOWN.items()):
         raise ValueError("its first line has other fields")
     part = _part(head["part"])
     if not 1 <= part.number <= part.of:
         raise ValueError(f"part {head['part']:.20} is none")
     for one in head["jobs"]:
-        blank_result(Job(**one["job"]), one["told"])
+        job = Job(**one["job"])
+        blank_result(job, one["told"])
+        if hash(job) and job.tasks:
+            raise ValueError("it has tasks of no suite")
     return head
 
 
