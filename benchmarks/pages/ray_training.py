@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks import kills
 from benchmarks.pages import Found, Row, parser, ray_kills, run, table
@@ -36,7 +37,7 @@ from shard_gym_agents.learners.crews import Crew, Order, Place, Processes, array
 
 SCHEMA = "ray-training/1"
 SUITE = "metasyn-80x8"
-PARTS = ("store", "rates", "trainings", "messages")
+PARTS = ("store", "learning", "rates", "trainings", "messages")
 PORTIONS = 8  # of a request
 AHEAD = 2  # requests under way
 ACTORS = (1, 2)
@@ -201,6 +202,18 @@ def calls(learner: Learner, store: Store, repeats: int = 50) -> Row:
     return {**found, "weights_bytes": sum(a.nbytes for a in arrays.values()), "answer_bytes": int(episodes * share)}
 
 
+def learning(learner: Learner, repeats: int = 5) -> Row:
+    """CPU seconds that the driver learns from an iteration's episodes, in batches; the median."""
+    learner.crew.send(_request(learner))
+    episodes, took = learner.crew.receive().episodes, []
+    for _ in range(repeats):
+        start = time.process_time()
+        for part in torch.arange(learner.config.num_envs).split(learner.config.batch):
+            learner._update(episodes.some(part))
+        took.append(time.process_time() - start)
+    return {"episodes": learner.config.num_envs, "cpu_s": float(np.median(took))}
+
+
 def _request(learner: Learner) -> Request:
     weights = learner.past[0]
     return Request(0, int(weights["version"]), weights)
@@ -208,8 +221,6 @@ def _request(learner: Learner) -> Request:
 
 def measure(options: argparse.Namespace) -> Found:
     """The parts asked for, on this host, beside what is kept of others."""
-    import torch
-
     torch.set_num_threads(1)
     config, suite = Config(portion=options.portion), suites.get(SUITE)
     learner = Learner(suite, config, seed=0)
@@ -225,6 +236,7 @@ def measure(options: argparse.Namespace) -> Found:
         }
         parts: dict[str, Callable[[], Any]] = {
             "store": lambda: calls(learner, Store()),
+            "learning": lambda: learning(Learner(suite, config, 0)),
             "rates": lambda: both(cluster, learner, options),
             "trainings": lambda: {name: trained(each, options.iterations) for name, each in made.items()},
             "messages": lambda: [messages(cluster, learner, n, 2, options.seconds) for n in (10, 100, 1_000)],
@@ -253,6 +265,7 @@ def page(found: Found) -> str:
     ]
     rows.append(["ray over processes", *(f"{v:.3f}" for v in over[0]), "", *(f"{v:.3f}" for v in over[1])])
     store = found["store"]
+    learnt = found["learning"]
     lines = [
         "# AutoShard's actors on Ray",
         "",
@@ -282,7 +295,8 @@ def page(found: Found) -> str:
         ),
         "",
         f"Weights of {store['weights_bytes']:,} bytes go to the object store in {store['put_ms']:.2f} ms and come "
-        f"from it in {store['get_ms']:.2f} ms (medians); an answer has {store['answer_bytes']:,} bytes.",
+        f"from it in {store['get_ms']:.2f} ms (medians); an answer has {store['answer_bytes']:,} bytes. "
+        f"Learning from {learnt['episodes']} episodes takes {learnt['cpu_s']:.2f} s of CPU.",
         "",
     ]
     return "\n".join(lines)
