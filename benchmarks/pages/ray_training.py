@@ -242,7 +242,8 @@ def measure(options: argparse.Namespace) -> Found:
             "messages": lambda: [messages(cluster, learner, n, 2, options.seconds) for n in (10, 100, 1_000)],
         }
         found |= {name: parts[name]() for name in options.parts}
-    return {**found, "machine": hardware("cpu")["device"], "cores": len(os.sched_getaffinity(0))}
+    commands = {**found.get("commands", {}), **dict.fromkeys(options.parts, options.command)}
+    return {**found, "commands": commands, "machine": hardware("cpu")["device"], "cores": len(os.sched_getaffinity(0))}
 
 
 def page(found: Found) -> str:
@@ -265,12 +266,16 @@ def page(found: Found) -> str:
     ]
     rows.append(["ray over processes", *(f"{v:.3f}" for v in over[0]), "", *(f"{v:.3f}" for v in over[1])])
     store = found["store"]
-    learnt = found["learning"]
+    learnt, made = found["learning"], {}  # type: Row, dict[str, list[str]]
+    for part, command in found["commands"].items():
+        made.setdefault(command, []).append(part)
     lines = [
         "# AutoShard's actors on Ray",
         "",
-        f"{found['machine']}, {found['cores']} cores; {SUITE}, portions of {size} episodes. Made by "
-        f"`{found['command']}`.",
+        f"{found['machine']}, {found['cores']} cores; {SUITE}, portions of {size} episodes. Parts "
+        "are made by these commands:",
+        "",
+        *(f"- {', '.join(parts)}: `{command}`" for command, parts in made.items()),
         "",
         f"## Portions a second, and CPU seconds of each; medians of {len(found['rates']) // 4} turns",
         "",
