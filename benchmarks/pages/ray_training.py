@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks import kills
 from benchmarks.pages import Found, Row, parser, ray_kills, run, table
 from shard_gym.measuring.host import hardware
-from shard_gym.records.commands import count, seconds
+from shard_gym.records.commands import count, names, seconds
+from shard_gym.records.files import read_json
 from shard_gym.task import suites
 from shard_gym.work.cluster import Cluster
 from shard_gym.work.terms import Node, Slot, Terms
@@ -35,6 +37,7 @@ from shard_gym_agents.learners.crews import Crew, Order, Place, Processes, array
 
 SCHEMA = "ray-training/1"
 SUITE = "metasyn-80x8"
+PARTS = ("store", "learning", "rates", "trainings", "messages")
 PORTIONS = 8  # of a request
 AHEAD = 2  # requests under way
 ACTORS = (1, 2)
@@ -64,20 +67,21 @@ def cpu_seconds() -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def paced(place: Place, request: Request, duration: float, portions: int = PORTIONS) -> tuple[float, float]:
-    """Portions a second, and CPU seconds of each, once all actors have begun."""
+def paced(place: Place, request: Request, duration: float, portions: int = PORTIONS) -> Row:
+    """Portions a second, and CPU seconds of each, of all processes and of this one, once all actors have begun."""
     crew = Crew(place, portions)
     for _ in range(AHEAD + 1):
         crew.send(request)
     crew.receive()
-    start, before, done = time.monotonic(), cpu_seconds(), 0
+    start, before, here, done = time.monotonic(), cpu_seconds(), time.process_time(), 0
     while time.monotonic() - start < duration:
         crew.send(request)
         crew.receive()
         done += portions
-    rate, spent = done / (time.monotonic() - start), (cpu_seconds() - before) / done
+    took, here = time.monotonic() - start, time.process_time() - here
+    row = {"portions_s": done / took, "cpu_s": (cpu_seconds() - before) / done, "driver_cpu_s": here / done}
     place.end()
-    return rate, spent
+    return row
 
 
 def both(cluster: Cluster, learner: Learner, options: argparse.Namespace) -> list[Row]:
@@ -90,10 +94,8 @@ def both(cluster: Cluster, learner: Learner, options: argparse.Namespace) -> lis
                 "ray": lambda actors=actors: OnRay(cluster, learner.stage, each, actors),
             }
             for name, place in made.items():
-                rate, cpu = paced(place(), request, options.seconds)
-                rows.append(
-                    {"place": name, "actors": actors, "turn": turn, "portions_s": rate, "cpu_s": cpu, "portion": each}
-                )
+                row = paced(place(), request, options.seconds)
+                rows.append({"place": name, "actors": actors, "turn": turn, "portion": each, **row})
                 print(rows[-1], file=sys.stderr, flush=True)
     return rows
 
@@ -174,12 +176,10 @@ def messages(cluster: Cluster, learner: Learner, actors: int, processes: int, du
     many = Many(cluster, actors, [cluster.hired(node, terms) for _ in range(processes)])
     place = OnRay(many, learner.stage, learner.config.portion, actors)  # type: ignore[arg-type]
     object.__setattr__(place, "make", BeginCanned(place.make))
-    start = time.process_time()
-    rate, _ = paced(place, _request(learner), duration, portions=actors)
-    spent = (time.process_time() - start) / (rate * duration)
+    row = paced(place, _request(learner), duration, portions=actors)
     for process in many.processes:
         cluster.fire(process)
-    return {"actors": actors, "processes": processes, "answers_s": rate, "driver_cpu_ms": spent * 1e3}
+    return {"actors": actors, "processes": processes, **row}
 
 
 def calls(learner: Learner, store: Store, repeats: int = 50) -> Row:
@@ -202,31 +202,48 @@ def calls(learner: Learner, store: Store, repeats: int = 50) -> Row:
     return {**found, "weights_bytes": sum(a.nbytes for a in arrays.values()), "answer_bytes": int(episodes * share)}
 
 
+def learning(learner: Learner, repeats: int = 5) -> Row:
+    """CPU seconds that the driver learns from an iteration's episodes, in batches; the median."""
+    learner.crew.send(_request(learner))
+    episodes, took = learner.crew.receive().episodes, []
+    for _ in range(repeats):
+        start = time.process_time()
+        for part in torch.arange(learner.config.num_envs).split(learner.config.batch):
+            learner._update(episodes.some(part))
+        took.append(time.process_time() - start)
+    return {"episodes": learner.config.num_envs, "cpu_s": float(np.median(took))}
+
+
 def _request(learner: Learner) -> Request:
     weights = learner.past[0]
     return Request(0, int(weights["version"]), weights)
 
 
 def measure(options: argparse.Namespace) -> Found:
-    """All of it, on this host."""
-    import torch
-
+    """The parts asked for, on this host, beside what is kept of others."""
     torch.set_num_threads(1)
-    config = Config(portion=options.portion)
-    suite = suites.get(SUITE)
+    config, suite = Config(portion=options.portion), suites.get(SUITE)
     learner = Learner(suite, config, seed=0)
+    kept = options.out / "ray_training.json"
+    found: Found = read_json(kept) if kept.exists() and options.parts != list(PARTS) else {}
+    for name in ("schema", "commit", "command"):
+        found.pop(name, None)
     with Cluster.joined() as cluster:
-        found: Found = {"machine": hardware("cpu")["device"], "cores": len(os.sched_getaffinity(0))}
-        found["store"] = calls(learner, Store())
-        found["rates"] = both(cluster, learner, options)
         made: dict[str, Callable[[], Learner]] = {
             "this process": lambda: Learner(suite, config, 0),
             "one process beside": lambda: Learner(suite, replace(config, actors=1), 0),
             "one actor on Ray": lambda: Learner(suite, replace(config, actors=1), 0, cluster=cluster),
         }
-        found["trainings"] = {name: trained(each, options.iterations) for name, each in made.items()}
-        found["messages"] = [messages(cluster, learner, n, 2, options.seconds) for n in (10, 100, 1_000)]
-    return found
+        parts: dict[str, Callable[[], Any]] = {
+            "store": lambda: calls(learner, Store()),
+            "learning": lambda: learning(Learner(suite, config, 0)),
+            "rates": lambda: both(cluster, learner, options),
+            "trainings": lambda: {name: trained(each, options.iterations) for name, each in made.items()},
+            "messages": lambda: [messages(cluster, learner, n, 2, options.seconds) for n in (10, 100, 1_000)],
+        }
+        found |= {name: parts[name]() for name in options.parts}
+    commands = {**found.get("commands", {}), **dict.fromkeys(options.parts, options.command)}
+    return {**found, "commands": commands, "machine": hardware("cpu")["device"], "cores": len(os.sched_getaffinity(0))}
 
 
 def page(found: Found) -> str:
@@ -249,11 +266,16 @@ def page(found: Found) -> str:
     ]
     rows.append(["ray over processes", *(f"{v:.3f}" for v in over[0]), "", *(f"{v:.3f}" for v in over[1])])
     store = found["store"]
+    learnt, made = found["learning"], {}  # type: Row, dict[str, list[str]]
+    for part, command in found["commands"].items():
+        made.setdefault(command, []).append(part)
     lines = [
         "# AutoShard's actors on Ray",
         "",
-        f"{found['machine']}, {found['cores']} cores; {SUITE}, portions of {size} episodes. Made by "
-        f"`{found['command']}`.",
+        f"{found['machine']}, {found['cores']} cores; {SUITE}, portions of {size} episodes. Parts "
+        "are made by these commands:",
+        "",
+        *(f"- {', '.join(parts)}: `{command}`" for command, parts in made.items()),
         "",
         f"## Portions a second, and CPU seconds of each; medians of {len(found['rates']) // 4} turns",
         "",
@@ -272,13 +294,14 @@ def page(found: Found) -> str:
         *table(
             ("actors", "processes", "answers a second", "CPU ms of the driver, each"),
             [
-                [str(r["actors"]), str(r["processes"]), f"{r['answers_s']:.0f}", f"{r['driver_cpu_ms']:.2f}"]
+                [str(r["actors"]), str(r["processes"]), f"{r['portions_s']:.0f}", f"{1e3 * r['driver_cpu_s']:.2f}"]
                 for r in found["messages"]
             ],
         ),
         "",
         f"Weights of {store['weights_bytes']:,} bytes go to the object store in {store['put_ms']:.2f} ms and come "
-        f"from it in {store['get_ms']:.2f} ms (medians); an answer has {store['answer_bytes']:,} bytes.",
+        f"from it in {store['get_ms']:.2f} ms (medians); an answer has {store['answer_bytes']:,} bytes. "
+        f"Learning from {learnt['episodes']} episodes takes {learnt['cpu_s']:.2f} s of CPU.",
         "",
     ]
     return "\n".join(lines)
@@ -290,6 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--seconds", type=seconds, default=20.0, help="of each rate")
     made.add_argument("--turns", type=count, default=3)
     made.add_argument("--iterations", type=count, default=5, help="of each training")
+    made.add_argument("--parts", type=names, default=list(PARTS), help=f"of {', '.join(PARTS)}; others are kept")
     made.add_argument("--portion", type=count, default=16, help="episodes")
     return run(made, measure, page, arguments, schema=SCHEMA)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -114,14 +115,13 @@ class OnRay:
         """Look now and then which nodes there are, and have each take as many actors as it holds."""
         if time.monotonic() - self.looked < POLL_SECONDS:
             return
-        self.looked = time.monotonic()
+        self.looked, held = time.monotonic(), Counter(seat.node.id for seat in self.seats.values())
         for node in self.hands.nodes():
             if node.id not in self.known:
                 self.known[node.id] = False
                 self.checks[self.hands.checking(node)] = node
             elif self.known[node.id]:
-                held = sum(seat.node.id == node.id for seat in self.seats.values())
-                for _ in range(int(min(self.terms.room(node) - held, self.actors - len(self.seats)))):
+                for _ in range(int(min(self.terms.room(node) - held[node.id], self.actors - len(self.seats)))):
                     self._hire(node)
 
     def _hire(self, node: Node) -> None:
@@ -148,9 +148,11 @@ class OnRay:
 
     def _news(self, actor: int, key: Key | None, told: Any) -> Event:
         seat = self.seats[actor]
-        if isinstance(told, Failed):
+        if isinstance(told, Failed) and (key or seat.node.id in self.first):
             raise ActorLost(f"an actor on node {seat.node.name} failed: {told.why}")
-        if isinstance(told, Lost):
+        if isinstance(told, Failed):
+            self._leave_out(seat.node, told.why)
+        if isinstance(told, Failed | Lost):
             self.tickets = {ticket: held for ticket, held in self.tickets.items() if held[0] != actor}
             self.hands.fire(self.seats.pop(actor).worker)
             self.looked = -math.inf
@@ -163,6 +165,10 @@ class OnRay:
         if isinstance(why, Lost):
             del self.known[node.id]  # if it comes back it is checked again
         elif why:
-            sys.stderr.write(plain(f"node {node.name} is left out: it {why}") + "\n")
+            self._leave_out(node, f"it {why}")
         else:
             self.known[node.id], self.looked = True, -math.inf
+
+    def _leave_out(self, node: Node, why: str) -> None:
+        self.known[node.id] = False
+        sys.stderr.write(plain(f"node {node.name} is left out: {why}") + "\n")
