@@ -16,7 +16,7 @@ test: .venv/dev.stamp
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not cuda and not slow" $(ARGS)
 
 test-ray: .venv-ray/ray.stamp
-	.venv-ray/bin/python -m pytest tests/ray $(ARGS)
+	.venv-ray/bin/python -m pytest tests/ray -m "not slow" $(ARGS)
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check
