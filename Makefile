@@ -53,8 +53,9 @@ release: .venv/dev.stamp
 	.venv-ray/bin/python -m pip install --quiet -c constraints-ray.txt -e ".[cpu,ray]" "ray[rllib]" hypothesis pytest
 	touch $@
 
-# Docstrings are read, not imported, so the documentation needs none of the rest.
+# Docstrings are read, not imported, so the documentation needs the packages of the extra alone.
+DOCS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])
 .venv-docs/stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python -m pip install --quiet -c constraints.txt -e ".[docs]"
+	.venv-docs/bin/python -c '$(DOCS)' | xargs .venv-docs/bin/python -m pip install --quiet -c constraints.txt
 	touch $@
