@@ -155,7 +155,7 @@ def _gain(solver: str, found: Outcome, pair: list[int], both: np.ndarray) -> Gai
 
 
 def _optimism(found: Outcome, solver: int) -> float:
-    """How much longer a solver's plans take than the mean of the largest of devices known within their spread."""
+    """The share by which a solver's plans take longer than the mean of the largest of devices known within a spread."""
     said = expected_max(found.expected[:, solver], found.spread[:, solver])
     return float((found.crossed[:, solver] / said).mean() - 1)
 
