@@ -213,6 +213,7 @@ class Deadly(Cluster):
         return told
 
 
+@pytest.mark.slow
 def test_a_hundred_kills_of_actors_nodes_and_the_driver_change_nothing(on_cluster):
     """Each driver goes on from what the last one kept, and plays each episode once."""
     alone, deadly, state = Learner(toy_suite(), SMALL, seed=0), Deadly(np.random.default_rng(1)), None
