@@ -17,10 +17,17 @@ PROGRAM = (sys.executable, "-c", "import sys; from shard_gym_agents.cli.main imp
 PATIENCE = 120.0  # seconds that a command may take until it works
 
 
+def _heeds():
+    """Heed SIGINT, also where the tests run in the background of a shell, which has it ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def interrupted(folder, words, works):
     """Exit code, stdout and stderr of a command that is sent SIGINT as soon as `works` of its stderr so far is true."""
     with (folder / "err").open("w+") as err, (folder / "out").open("w+") as out:
-        process = subprocess.Popen([*PROGRAM, *words], cwd=folder, stdout=out, stderr=err, start_new_session=True)
+        process = subprocess.Popen(
+            [*PROGRAM, *words], cwd=folder, stdout=out, stderr=err, start_new_session=True, preexec_fn=_heeds
+        )
         try:
             end = time.monotonic() + PATIENCE
             while not works((folder / "err").read_text()):
