@@ -53,6 +53,8 @@ def sweep(options: argparse.Namespace) -> int:
             found.append(Swept(machine, task, judge, plan))
         except InfeasibleTask as error:
             found.append(Swept(machine, task, judge, None, str(error)))
+        except KeyboardInterrupt:  # before there was any plan
+            stopped = True
         if stopped:
             break
     commands.answer(
@@ -62,7 +64,7 @@ def sweep(options: argparse.Namespace) -> int:
         lambda: "\n".join(sweep_report(found)),
     )
     if stopped:
-        kept = f"stopped; {len(found)} of {len(asked)} machines are told above, the last with its best plan so far"
+        kept = f"stopped; {len(found)} of {len(asked)} machines are told above, with the best plans so far"
         commands.complain("shard-gym sweep", "Interrupted", f"{kept}; the same command begins again", options.json)
     return commands.INTERRUPTED if stopped else 0
 
