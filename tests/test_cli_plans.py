@@ -140,7 +140,9 @@ def interrupted_search(monkeypatch):
         return improve(state, rng)
 
     monkeypatch.setattr(local_search, "improve", interrupted)
-    return improved
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
+    yield improved
+    signal.signal(signal.SIGINT, before)
 
 
 def test_ctrl_c_returns_the_best_plan_so_far(interrupted_search, tmp_path, capsys):
