@@ -67,13 +67,18 @@ def test_top_and_what_is_assumed(stored, capsys):
     assumed = (
         "assumes fp16; rowwise_adagrad; batch 4,096; 'weights' bytes; 1 host of 2; 1000 GB/s, 0 us; roofline:h100-v2"
     )
-    for asked in ([], ["--table", "shop"], ["--why"]):
-        assert main([*stored, *asked]) == 0
+    for asked in (stored, [*stored, "--table", "shop"], ["--why", *stored[1:]]):
+        assert main(asked) == 0
         assert assumed in " ".join(capsys.readouterr().out.split()), asked
     assert main([*stored, "--top", "1"]) == 0
     assert "... and 3 more tables" in capsys.readouterr().out
     assert main([*stored, "--top", "0"]) == 0
     assert " more tables" not in capsys.readouterr().out
+
+
+def test_why_takes_no_plan(stored, capsys):
+    assert main([*stored, "--why"]) == 2
+    assert "--why is about the task, whatever the plan: leave out PLAN" in capsys.readouterr().err
 
 
 def test_why_tells_what_helps(stored, capsys):

@@ -69,6 +69,8 @@ def _refuse_odd(options: argparse.Namespace) -> None:
         raise InvalidTask("--top shortens the report of a whole plan: not with --json, --table or --why")
     if options.table and _asks_why(options):
         raise InvalidTask("--table explains a number of a plan: give PLAN.json, and not --why")
+    if options.why and options.plan not in (None, "-"):
+        raise InvalidTask("--why is about the task, whatever the plan: leave out PLAN")
 
 
 def _why(options: argparse.Namespace, task: Task, judge: Simulator, capacity: Capacity) -> None:
