@@ -246,25 +246,29 @@ def measure(options: argparse.Namespace) -> Found:
     return {**found, "commands": commands, "machine": hardware("cpu")["device"], "cores": len(os.sched_getaffinity(0))}
 
 
+def _rates(rates: Sequence[Row]) -> list[list[str]]:
+    """Rows of portions a second and their CPU seconds, of both places, and Ray's over the other's."""
+
+    def median(what: str, place: str, actors: int) -> float:
+        mine = [row[what] for row in rates if (row["place"], row["actors"]) == (place, actors)]
+        return float(np.median(mine))
+
+    wall, cpu = (
+        {place: [median(what, place, n) for n in ACTORS] for place in ("processes", "ray")}
+        for what in ("portions_s", "cpu_s")
+    )
+    rows = [
+        [place, *(f"{v:.2f}" for v in wall[place]), f"{wall[place][1] / wall[place][0]:.2f}"]
+        + [f"{v:.3f}" for v in cpu[place]]
+        for place in wall
+    ]
+    over = [[f"{r / p:.3f}" for r, p in zip(of["ray"], of["processes"], strict=True)] for of in (wall, cpu)]
+    return [*rows, ["ray over processes", *over[0], "", *over[1]]]
+
+
 def page(found: Found) -> str:
     """Markdown of it."""
-    found_of = {
-        (what, name, n): float(
-            np.median([row[what] for row in found["rates"] if (row["place"], row["actors"]) == (name, n)])
-        )
-        for what in ("portions_s", "cpu_s")
-        for name in ("processes", "ray")
-        for n in ACTORS
-    }
-    size, rows = found["rates"][0]["portion"], []
-    for name in ("processes", "ray"):
-        wall, cpu = ([found_of[what, name, n] for n in ACTORS] for what in ("portions_s", "cpu_s"))
-        shown = [*(f"{v:.2f}" for v in wall), f"{wall[1] / wall[0]:.2f}", *(f"{v:.3f}" for v in cpu)]
-        rows.append([name, *shown])
-    over = [
-        [found_of[what, "ray", n] / found_of[what, "processes", n] for n in ACTORS] for what in ("portions_s", "cpu_s")
-    ]
-    rows.append(["ray over processes", *(f"{v:.3f}" for v in over[0]), "", *(f"{v:.3f}" for v in over[1])])
+    size = found["rates"][0]["portion"]
     store = found["store"]
     learnt, made = found["learning"], {}  # type: Row, dict[str, list[str]]
     for part, command in found["commands"].items():
@@ -279,7 +283,7 @@ def page(found: Found) -> str:
         "",
         f"## Portions a second, and CPU seconds of each; medians of {len(found['rates']) // 4} turns",
         "",
-        *table(("place", "one actor", "two", "two over one", "CPU s, one", "CPU s, two"), rows),
+        *table(("place", "one actor", "two", "two over one", "CPU s, one", "CPU s, two"), _rates(found["rates"])),
         "",
         "CPU time is that of all processes: the driver's, the actors', and Ray's own.",
         "",

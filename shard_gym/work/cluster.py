@@ -89,8 +89,6 @@ class Cluster:
         """Have lists of work done, one for each kind of node: `terms.admit` says which is a worker's."""
         Crew(self, make_worker, terms, None).run()
 
-    # --- what a crew needs ---
-
     def checking(self, node: Node) -> Any:
         """Ask a node what is other there than here."""
         asked = self.ray.remote(num_cpus=0, max_retries=0)(facts.compared)

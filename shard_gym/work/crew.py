@@ -85,8 +85,6 @@ class Crew:
             )
         return False
 
-    # --- nodes and workers come and go ---
-
     def _recruit(self) -> None:
         """Look now and then which nodes there are, and have each take as many workers as it holds."""
         if time.monotonic() - self.looked < POLL_SECONDS:
@@ -171,8 +169,6 @@ class Crew:
             assert seat.lane is not None
             seat.lane.roll.back(batch)
         seat.hand.clear()
-
-    # --- batches go out, rows come in ---
 
     def _feed(self) -> None:
         """Give each worker that has nothing in hand a batch, then another one to those that are fast."""
