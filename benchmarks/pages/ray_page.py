@@ -169,8 +169,8 @@ def _apart(work: Callable[..., None], *given: Any) -> None:
 
 HEAD = """# Work on Ray
 
-`shard-gym measure`, `leaderboard` and `train` with `--ray`, on a cluster of two nodes on one host of two cores, which
-had other work to do, too: `python -m benchmarks.ray_page`.
+`shard-gym measure`, `leaderboard` and `train` with `--ray`, on a cluster of two nodes on one host of two cores:
+`python -m benchmarks.ray_page`.
 
 ## Kills
 
@@ -187,8 +187,9 @@ itself, begun and done; on Ray one process does so for all workers, after every 
 """
 EVALUATING = """## Evaluating
 
-A run of an agent that takes no time costs {here:.1f} ms of the CPU here, all processes together, and {ray:.1f} ms on a
-node of a cluster: Ray adds {more:.1f} ms, {share:.1%} of a search of 100 ms. Medians of {turns} turns.
+A run of an agent that takes no time costs {here:.2f} ms of the CPU here, all processes together, and {ray:.2f} ms on a
+node of a cluster, medians of {turns} turns. The difference is {more:+.2f} ms, {share:+.1%} of a run of 100 ms; from
+turn to turn the figure here differs by up to {apart:.2f} ms.
 """
 DRIVER = """## The driver
 
@@ -212,6 +213,7 @@ def page(parts: Sequence[Part]) -> str:
     for part in of.get("evaluating", []):
         here, ray = (1e3 * np.median(part["seconds"][where]) for where in ("here", "ray"))
         told = {"here": here, "ray": ray, "more": ray - here, "share": (ray - here) / 100}
+        told["apart"] = 1e3 * float(np.ptp(part["seconds"]["here"]))
         lines += ["", EVALUATING.format(**told, turns=len(part["seconds"]["here"]))]
     for part in of.get("rows", []):
         spent = {name: (part[name][-1] - part[name][0]) / (part["rows"] - part["done"][0]) for name in ("wall", "cpu")}
