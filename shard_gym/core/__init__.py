@@ -21,7 +21,7 @@ import numpy as np
 
 from shard_gym.errors import CoreError
 
-VERSION = 5  # of the functions in core.c
+VERSION = 6  # of the functions in core.c
 EXTENSION = "shard_gym.core._compiled"
 FUNCTIONS = (
     "decode",
@@ -35,6 +35,7 @@ FUNCTIONS = (
     "in_turn",
     "priced",
     "comm",
+    "changed",
 )
 AGAIN = "build it with `pip install -e .` in a checkout, install a wheel again, or set SHARD_GYM_CORE=numpy"
 
@@ -292,3 +293,52 @@ def comm(
     given = np.ascontiguousarray(sums, np.float64).reshape(-1, devices, width)
     c.comm(numbers, first, size, given, dim, moved, out.reshape(2, -1, devices))
     return out
+
+
+class Ways(NamedTuple):
+    """Ways of N tables of all kinds of sharding, what pieces add where they go, and what is free; C-contiguous."""
+
+    pieces: np.ndarray  # (R,) int64 of each form
+    placed: np.ndarray  # (R, 4, K) int64, the part that a piece puts on each device by each choice
+    vector: np.ndarray  # (S, H) that parts add to their device's sum
+    size: np.ndarray  # (Q, S) bytes of parts
+    room: np.ndarray  # (Q, K) bytes
+    per_byte: np.ndarray  # (Q, K) what a byte too many counts
+    items: np.ndarray  # (M,) int64, the tables that change
+    first: np.ndarray  # (N + 1,) int64, each table's first way
+    ways: np.ndarray  # (W, 2) int64, form and choice
+    host: int  # devices of a host
+
+
+class Iteration(NamedTuple):
+    """Costs of iterations with all kinds of sharding, as the core knows them."""
+
+    model: np.ndarray
+    ms_per_us: np.ndarray  # (K,)
+    links: np.ndarray  # (9,)
+    first: np.ndarray  # (K,) int64, the first device of each device's host
+    size: np.ndarray  # (K,) int64, devices of that
+    per_mib: float  # ms at the host's memory
+
+
+def changed(  # noqa: PLR0913  # a plan, all that it may become, and how it is drawn
+    ways: Ways,
+    known: Iteration | None,
+    per_ms: float,
+    plan: np.ndarray,
+    sums: np.ndarray,
+    used: np.ndarray,
+    drawn: np.ndarray,
+    heat: float,
+    dear: float,
+    best: tuple[float, np.ndarray],
+) -> tuple[float, int, int] | None:
+    """Change a plan by drawn numbers (n, 8), with its sums (K, H) and bytes (Q, K): see `search.kinds_changes`.
+
+    The best makespan, what the plan of it is put into `best`'s array; changes asked about, and plans that do not fit.
+    """
+    if known is None or (c := compiled()) is None:
+        return None
+    makespan, kept = best
+    told: tuple[float, int, int] = c.changed(*ways, *known, per_ms, plan, sums, used, drawn, heat, dear, makespan, kept)
+    return told

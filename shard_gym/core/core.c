@@ -21,7 +21,7 @@
 #error "double arithmetic with more digits would not equal numpy's"
 #endif
 
-#define VERSION 5 /* of the functions below; shard_gym/core/__init__.py knows which one it calls */
+#define VERSION 6 /* of the functions below; shard_gym/core/__init__.py knows which one it calls */
 #define TILE 8
 #define FEW_TOTALS 6 /* of a shard, of most networks: their loops are compiled for it */
 #define MOST_TOTALS 16
@@ -796,6 +796,8 @@ INLINE double passing(const double *x, double near, double leaving, double every
 INLINE double ring(const Wires *w, Py_ssize_t k, double held)
 {
     const double *x = w->number;
+    if (held == 0.0)
+        return 0.0;
     double devices = (double)w->devices, passed = held * ((devices - 1) / devices);
     double leaving = passed * (x[PEER_TO_PEER] != 0.0 ? (x[HOSTS] > 1.0 ? 1.0 : 0.0) : (double)w->size[k]);
     return passing(x, passed, leaving, passed * devices);
@@ -805,6 +807,8 @@ INLINE double ring(const Wires *w, Py_ssize_t k, double held)
 INLINE double by_hosts(const Wires *w, Py_ssize_t k, double held, double all)
 {
     const double *x = w->number;
+    if (held == 0.0 && all == 0.0)
+        return 0.0;
     double host = (double)w->size[k], hosts = x[HOSTS], passed = held * ((host - 1) / host);
     double leaving = larger(held * (hosts - 1), all - held) / hosts;
     double inside = passing(x, passed, passed * (x[PEER_TO_PEER] != 0.0 ? 0.0 : host), passed * (double)w->devices);
@@ -842,9 +846,175 @@ static void comm_all(const Wires *w, const double *sums, Py_ssize_t plans, Py_ss
     }
 }
 
+/* ---- Changes of a plan of all kinds of sharding, see shard_gym_agents/search/kinds_changes.py */
+
+#define DRAWN 8       /* random numbers of a change; the last says how much worse it may be, in units of the heat */
+#define SQUARINGS 5   /* the aim is the 32nd root of the sum of 32nd powers */
+#define SWAPPED 0.5   /* share of the changes that swap pieces of two tables */
+#define SOMETIMES 0.3 /* share of changes that do one thing more */
+#define FETCHED 4     /* columns of what moves, as collectives.py has them: from the host's memory, and back */
+#define UPDATED 5
+
+typedef struct {
+    const int64_t *pieces, *placed;      /* (forms,), (forms, CHOICES, devices) the part that a piece puts there */
+    const double *vector, *size;         /* (parts, width) and (memories, parts) that a part adds */
+    const double *room, *per_byte;       /* (memories, devices) bytes, and what one too many counts */
+    const int64_t *items, *first, *ways; /* (items,) tables that change; (tables + 1,), (ways, 2) form and choice */
+    int64_t *plan;                       /* (tables, PICKED) */
+    double *sums, *used;                 /* (devices, width), (memories, devices) */
+    Py_ssize_t count, tables, forms, devices, host, width, parts, memories;
+    Model model;
+    Wires wires;
+    const double *ms_per_us;
+    double per_mib, per_ms;           /* ms of a MiB at the host's memory; units of a ms */
+    double *pass, *comm, *own, *room_of_comm; /* (2, devices) twice, (devices,), (4, devices) */
+} Changing;
+
+typedef struct {
+    double value, makespan, over;
+} Aim;
+
+/* Put the pieces of a table's option where they go, or (sign -1) take them away. */
+INLINE void put_option(Changing *c, const int64_t *option, double sign)
+{
+    const int64_t *placed = c->placed + (option[0] * CHOICES + option[1]) * c->devices;
+    Py_ssize_t count = option[1] <= ON_HOSTS ? (Py_ssize_t)c->pieces[option[0]] : 1;
+    Py_ssize_t span = option[1] == ON_DEVICES ? 1 : option[1] == ON_HOSTS ? c->host : c->devices;
+    for (Py_ssize_t piece = 0; piece < count; piece++) {
+        Py_ssize_t from = (Py_ssize_t)option[2 + piece] * span;
+        for (Py_ssize_t k = from; k < from + span; k++) {
+            const double *added = c->vector + placed[k] * c->width;
+            double *sum = c->sums + k * c->width;
+            for (Py_ssize_t h = 0; h < c->width; h++)
+                sum[h] += sign * added[h];
+            for (Py_ssize_t q = 0; q < c->memories; q++)
+                c->used[q * c->devices + k] += sign * c->size[q * c->parts + placed[k]];
+        }
+    }
+}
+
+INLINE double peak(const double *ms, Py_ssize_t devices, double per_ms)
+{
+    double sum = 0.0;
+    for (Py_ssize_t k = 0; k < devices; k++) {
+        double power = ms[k] * per_ms;
+        for (int i = 0; i < SQUARINGS; i++)
+            power *= power;
+        sum += power;
+    }
+    for (int i = 0; i < SQUARINGS; i++)
+        sum = sqrt(sum);
+    return sum;
+}
+
+INLINE double longest(const double *ms, Py_ssize_t devices)
+{
+    double most = ms[0];
+    for (Py_ssize_t k = 1; k < devices; k++)
+        most = larger(most, ms[k]);
+    return most;
+}
+
+/* Roofline.decode of an iteration with all kinds of sharding, and what the plan is worth by it. */
+INLINE Aim aim_of(Changing *c, double dear)
+{
+    Py_ssize_t devices = c->devices;
+    double *forward = c->pass, *backward = c->pass + devices, over = 0.0;
+    decode_all(&c->model, c->sums, devices, c->width, c->ms_per_us, devices, c->pass, 2);
+    comm_all(&c->wires, c->sums, 1, c->width, DIM, ALL, c->room_of_comm, c->comm);
+    for (Py_ssize_t k = 0; k < devices; k++) {
+        const double *moved = c->sums + k * c->width + ALL;
+        forward[k] += moved[FETCHED] * c->per_mib;
+        backward[k] += moved[UPDATED] * c->per_mib;
+        c->own[k] = c->comm[k] + c->comm[devices + k] + backward[k];
+    }
+    for (Py_ssize_t i = 0; i < c->memories * devices; i++) {
+        double more = c->used[i] - c->room[i];
+        over += (more > 0.0 ? more : 0.0) * c->per_byte[i];
+    }
+    double value = peak(forward, devices, c->per_ms) + peak(c->own, devices, c->per_ms);
+    return (Aim){value + dear * over, longest(forward, devices) + longest(c->own, devices), over};
+}
+
+INLINE int64_t pick(double drawn, int64_t count) { return (int64_t)(drawn * (double)count); }
+
+INLINE const int64_t *drawn_way(const Changing *c, int64_t item, double drawn)
+{
+    return c->ways + 2 * (c->first[item] + pick(drawn, c->first[item + 1] - c->first[item]));
+}
+
+/* Another way of a table, or one of its pieces elsewhere; pieces stay where they are as far as they may. 0: neither. */
+static int alter(const Changing *c, const double *drawn, int64_t *option, const int64_t *way)
+{
+    int64_t places = way[1] == ON_DEVICES ? c->devices : way[1] == ON_HOSTS ? c->devices / c->host : 1;
+    int64_t count = way[1] <= ON_HOSTS ? c->pieces[way[0]] : 1, start = pick(drawn[3], places);
+    int64_t kept = way[1] == option[1] ? (way[1] <= ON_HOSTS ? c->pieces[option[0]] : 1) : 0;
+    int elsewhere = kept && drawn[4] < SOMETIMES, other = way[0] != option[0] || way[1] != option[1];
+    for (int64_t piece = kept; piece < count; piece++)
+        option[2 + piece] = (start + piece) % places;
+    if (elsewhere)
+        option[2 + pick(drawn[5], count)] = start;
+    option[0] = way[0], option[1] = way[1];
+    return elsewhere || other;
+}
+
+/* A piece of each of two tables on single devices change places, the first one in another way now and then. 0: no. */
+static int swap(const Changing *c, const double *drawn, int64_t item, int64_t *one, int64_t *other)
+{
+    if (one[1] != ON_DEVICES || other[1] != ON_DEVICES)
+        return 0;
+    int64_t *mine = one + 2 + pick(drawn[3], c->pieces[one[0]]), *theirs = other + 2 + pick(drawn[4], c->pieces[other[0]]);
+    int64_t place = *mine;
+    if (place == *theirs)
+        return 0;
+    *mine = *theirs, *theirs = place;
+    const int64_t *way = drawn_way(c, item, drawn[6]);
+    if (drawn[5] < SOMETIMES && way[1] == ON_DEVICES && c->pieces[way[0]] == c->pieces[one[0]])
+        one[0] = way[0];
+    return 1;
+}
+
+/* The plan changes again and again; a change stays if it is not worse by more than it may. The best plan on the way that
+   fits goes to `best`, its makespan is told, and changes after which the plan does not fit are counted. */
+FOR_ALL_PROCESSORS
+static double change_all(Changing *c, const double *drawn, Py_ssize_t changes, double heat, double dear, double makespan,
+                         int64_t *best, int64_t *asked, int64_t *over)
+{
+    size_t one = PICKED * sizeof(int64_t);
+    Aim now = aim_of(c, dear);
+    for (; changes--; drawn += DRAWN, *over += now.over > 0.0) {
+        int64_t item = c->items[pick(drawn[1], c->count)], other = c->items[pick(drawn[2], c->count)];
+        int64_t *mine = c->plan + item * PICKED, *theirs = c->plan + other * PICKED, before[2][PICKED], after[2][PICKED];
+        int swaps = drawn[0] < SWAPPED;
+        memcpy(before[0], mine, one), memcpy(before[1], theirs, one);
+        memcpy(after, before, sizeof after);
+        if (!(swaps ? item != other && swap(c, drawn, item, after[0], after[1])
+                    : alter(c, drawn, after[0], drawn_way(c, item, drawn[2]))))
+            continue;
+        for (int i = 0; i <= swaps; i++)
+            put_option(c, before[i], -1.0), put_option(c, after[i], 1.0);
+        Aim then = aim_of(c, dear);
+        ++*asked;
+        if (!(then.value <= now.value + heat * drawn[7])) {
+            for (int i = 0; i <= swaps; i++)
+                put_option(c, after[i], -1.0), put_option(c, before[i], 1.0);
+            continue;
+        }
+        now = then;
+        memcpy(mine, after[0], one);
+        if (swaps)
+            memcpy(theirs, after[1], one);
+        if (now.over == 0.0 && now.makespan < makespan) {
+            makespan = now.makespan;
+            memcpy(best, c->plan, (size_t)c->tables * one);
+        }
+    }
+    return makespan;
+}
+
 /* ---- What Python calls: arrays as buffers, checked, so that no call can read or write beside them */
 
-#define MOST_ARRAYS 16
+#define MOST_ARRAYS 20
 
 typedef struct {
     Py_buffer of[MOST_ARRAYS];
@@ -1253,6 +1423,14 @@ static PyObject *priced(PyObject *self, PyObject *const *args, Py_ssize_t given)
     return PyErr_Occurred() ? NULL : PyFloat_FromDouble(best);
 }
 
+static int known_wires(const Wires *w, Py_ssize_t numbers, Py_ssize_t firsts, Py_ssize_t sizes)
+{
+    int known = numbers == WIRES && firsts == w->devices && sizes == w->devices;
+    for (Py_ssize_t k = 0; known && k < w->devices; k++)
+        known = w->first[k] >= 0 && w->size[k] > 0 && w->first[k] + w->size[k] <= w->devices;
+    return known;
+}
+
 static PyObject *comm(PyObject *self, PyObject *const *args, Py_ssize_t given)
 {
     Arrays arrays = {.held = 0};
@@ -1264,11 +1442,9 @@ static PyObject *comm(PyObject *self, PyObject *const *args, Py_ssize_t given)
         Py_ssize_t dim = PyLong_AsSsize_t(args[4]), moved = PyLong_AsSsize_t(args[5]), width = sums->shape[2];
         Wires wires = {number->buf, first->buf, size->buf, sums->shape[1]};
         double *room = NULL;
-        int known = number->shape[0] == WIRES && first->shape[0] == wires.devices && size->shape[0] == wires.devices &&
-                    out->shape[0] == 2 && out->shape[1] == sums->shape[0] && out->shape[2] == wires.devices && dim >= 0 &&
-                    dim < width && moved >= 0 && moved + IDS < width;
-        for (Py_ssize_t k = 0; known && k < wires.devices; k++)
-            known = wires.first[k] >= 0 && wires.size[k] > 0 && wires.first[k] + wires.size[k] <= wires.devices;
+        int known = known_wires(&wires, number->shape[0], first->shape[0], size->shape[0]) && out->shape[0] == 2 &&
+                    out->shape[1] == sums->shape[0] && out->shape[2] == wires.devices && dim >= 0 && dim < width &&
+                    moved >= 0 && moved + IDS < width;
         if (PyErr_Occurred())
             ;
         else if (!known)
@@ -1286,6 +1462,84 @@ static PyObject *comm(PyObject *self, PyObject *const *args, Py_ssize_t given)
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
+/* 1 if all that changes can lead to are forms, parts and places that there are. */
+static int can_change(const Changing *c, Py_ssize_t ways)
+{
+    int fine = in_range(c->items, c->count, c->tables) && in_range(c->placed, c->forms * CHOICES * c->devices, c->parts);
+    for (Py_ssize_t form = 0; fine && form < c->forms; form++)
+        fine = c->pieces[form] >= 1 && c->pieces[form] <= MOST_PIECES;
+    for (Py_ssize_t way = 0; fine && way < ways; way++)
+        fine = in_range(c->ways + 2 * way, 1, c->forms) && in_range(c->ways + 2 * way + 1, 1, CHOICES);
+    for (Py_ssize_t table = 0; fine && table < c->tables; table++) {
+        const int64_t *option = c->plan + table * PICKED;
+        fine = c->first[table] >= 0 && c->first[table] <= c->first[table + 1] && c->first[table + 1] <= ways &&
+               in_range(option, 1, c->forms) && in_range(option + 1, 1, CHOICES);
+        int single = fine && option[1] <= ON_HOSTS;
+        int64_t places = !single ? 1 : option[1] == ON_HOSTS ? c->devices / c->host : c->devices;
+        fine = fine && in_range(option + 2, single ? (Py_ssize_t)c->pieces[option[0]] : 1, places);
+    }
+    for (Py_ssize_t i = 0; fine && i < c->count; i++)
+        fine = c->first[c->items[i]] < c->first[c->items[i] + 1];
+    return fine ? 1 : refuse("changed wants items that have ways, and forms, parts and places that there are");
+}
+
+static PyObject *changed(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    static const struct {
+        int at, dimensions, writable;
+        char type;
+    } wanted[] = {{0, 1, 0, 'l'},  {1, 3, 0, 'l'},  {2, 2, 0, 'd'},  {3, 2, 0, 'd'},  {4, 2, 0, 'd'},
+                  {5, 2, 0, 'd'},  {6, 1, 0, 'l'},  {7, 1, 0, 'l'},  {8, 2, 0, 'l'},  {10, 1, 0, 'd'},
+                  {11, 1, 0, 'd'}, {12, 1, 0, 'd'}, {13, 1, 0, 'l'}, {14, 1, 0, 'l'}, {17, 2, 1, 'l'},
+                  {18, 2, 1, 'd'}, {19, 2, 1, 'd'}, {20, 2, 0, 'd'}, {24, 2, 1, 'l'}};
+    Arrays arrays = {.held = 0};
+    Py_buffer *a[25] = {NULL};
+    PyObject *told = NULL;
+    double *room = NULL;
+    int fine = given == 25 || refuse("changed(*ways, *iteration, per_ms, plan, sums, used, drawn, heat, dear, makespan, best)");
+    for (size_t i = 0; fine && i < sizeof wanted / sizeof *wanted; i++)
+        fine = (a[wanted[i].at] = take(&arrays, args[wanted[i].at], wanted[i].type, wanted[i].dimensions,
+                                       wanted[i].writable)) != NULL;
+    if (fine) {
+        Changing c = {.pieces = a[0]->buf, .placed = a[1]->buf, .vector = a[2]->buf, .size = a[3]->buf, .room = a[4]->buf,
+                      .per_byte = a[5]->buf, .items = a[6]->buf, .first = a[7]->buf, .ways = a[8]->buf, .plan = a[17]->buf,
+                      .sums = a[18]->buf, .used = a[19]->buf, .ms_per_us = a[11]->buf};
+        int64_t asked = 0, over = 0;
+        double heat = PyFloat_AsDouble(args[21]), dear = PyFloat_AsDouble(args[22]), makespan = PyFloat_AsDouble(args[23]);
+        c.host = PyLong_AsSsize_t(args[9]), c.per_mib = PyFloat_AsDouble(args[15]), c.per_ms = PyFloat_AsDouble(args[16]);
+        c.forms = a[0]->shape[0], c.parts = a[2]->shape[0], c.width = a[2]->shape[1], c.memories = a[3]->shape[0];
+        c.tables = a[17]->shape[0], c.devices = a[18]->shape[0], c.count = a[6]->shape[0];
+        c.wires = (Wires){a[12]->buf, a[13]->buf, a[14]->buf, c.devices};
+        Py_ssize_t k = c.devices, q = c.memories;
+        if (PyErr_Occurred())
+            ;
+        else if (a[1]->shape[0] != c.forms || a[1]->shape[1] != CHOICES || a[1]->shape[2] != k || !k || c.host < 1 ||
+                 k % c.host || a[3]->shape[1] != c.parts || a[4]->shape[0] != q || a[4]->shape[1] != k ||
+                 a[5]->shape[0] != q || a[5]->shape[1] != k || !c.count || a[7]->shape[0] != c.tables + 1 ||
+                 a[8]->shape[1] != 2 || a[11]->shape[0] != k || a[17]->shape[1] != PICKED || c.width <= ALL + UPDATED ||
+                 a[18]->shape[1] != c.width || a[19]->shape[0] != q || a[19]->shape[1] != k ||
+                 a[20]->shape[1] != DRAWN || a[24]->shape[0] != c.tables || a[24]->shape[1] != PICKED ||
+                 !known_wires(&c.wires, a[12]->shape[0], a[13]->shape[0], a[14]->shape[0]))
+            refuse("changed wants pieces (R,), placed (R, 4, K), vector (S, H), size (Q, S), room and per_byte (Q, K), items, "
+                   "first (N + 1,), ways (W, 2), ms_per_us (K,), links, plan and best (N, 10), sums (K, H), used (Q, K) and "
+                   "drawn (n, 8)");
+        else if (!read_model(&c.model, a[10], c.width) || !can_change(&c, a[8]->shape[0]))
+            ;
+        else if (!(room = malloc((size_t)(9 * k) * sizeof(double))))
+            PyErr_NoMemory();
+        else {
+            c.pass = room, c.comm = room + 2 * k, c.own = room + 4 * k, c.room_of_comm = room + 5 * k;
+            Py_BEGIN_ALLOW_THREADS
+            makespan = change_all(&c, a[20]->buf, a[20]->shape[0], heat, dear, makespan, a[24]->buf, &asked, &over);
+            Py_END_ALLOW_THREADS
+            told = Py_BuildValue("dLL", makespan, (long long)asked, (long long)over);
+        }
+        free(room);
+    }
+    let_go(&arrays);
+    return told;
+}
+
 static PyMethodDef functions[] = {
     {"decode", (PyCFunction)(void (*)(void))decode, METH_FASTCALL, "Times of shards from their sums."},
     {"device_sums", (PyCFunction)(void (*)(void))device_sums, METH_FASTCALL, "Sum of each device's tables."},
@@ -1298,6 +1552,7 @@ static PyMethodDef functions[] = {
     {"in_turn", (PyCFunction)(void (*)(void))in_turn, METH_FASTCALL, "Tables in turn in the options that add least."},
     {"priced", (PyCFunction)(void (*)(void))priced, METH_FASTCALL, "The best price of a memory."},
     {"comm", (PyCFunction)(void (*)(void))comm, METH_FASTCALL, "Communication of each device in both passes."},
+    {"changed", (PyCFunction)(void (*)(void))changed, METH_FASTCALL, "A plan changed again and again, and the best one."},
     {NULL, NULL, 0, NULL},
 };
 

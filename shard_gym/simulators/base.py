@@ -17,7 +17,8 @@ from shard_gym.task.constraints import OF_ONE, Constraints
 from shard_gym.task.links import Links
 from shard_gym.task.task import OBJECTIVES, Task
 
-if TYPE_CHECKING:  # imported where a plan needs shards
+if TYPE_CHECKING:  # imported where they are needed
+    from shard_gym.core import Iteration
     from shard_gym.memory.shards import Shards
 
 FEW_DEVICES, MANY_VALUES = 32, 512  # from where `along_devices` turns arrays
@@ -185,6 +186,10 @@ class FastSimulator:
 
     def all_to_all(self, task: Task) -> tuple[Links, int] | None:
         """Links and batch of the all-to-alls of an iteration; None: communication is computed otherwise."""
+        return None
+
+    def iteration(self, task: Task) -> Iteration | None:
+        """Costs of the task's plans as the compiled core knows them; None: it does not."""
         return None
 
     def maxima(self, phase: str) -> Maxima | None:

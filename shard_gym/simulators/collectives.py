@@ -79,12 +79,12 @@ def host_ms(host_link: float, moved: np.ndarray) -> np.ndarray:
 
 def comm_of(links: Links, batch: int, sums: np.ndarray, dim: int, moved: int) -> tuple[np.ndarray, np.ndarray]:
     """`comm_ms` of sums (..., K, H), with columns of whole tables in one column and those of `traffic` from another."""
-    found = core.comm(*_wires(links, batch, sums.shape[-2]), sums, dim, moved)
+    found = core.comm(*wires_of(links, batch, sums.shape[-2]), sums, dim, moved)
     return comm_ms(links, batch, sums[..., dim], sums[..., moved:]) if found is None else (found[0], found[1])
 
 
 @lru_cache(64)
-def _wires(links: Links, batch: int, devices: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def wires_of(links: Links, batch: int, devices: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Links as the compiled core knows them: numbers, and the first device and the size of each device's host."""
     starts, sizes = links.groups(devices)
     rates = links.port, links.latency_ms, links.uplink, links.fabric, links.peer_to_peer

@@ -29,6 +29,7 @@ from shard_gym.simulators.collectives import (
     least_comm_ms,
     mixed,
     traffic,
+    wires_of,
 )
 from shard_gym.simulators.lookups import Lookups, sectors
 from shard_gym.simulators.networks import on_grid
@@ -163,6 +164,14 @@ class Roofline(FastSimulator):
     def all_to_all(self, task: Task) -> tuple[Links, int] | None:
         """The task's wires or the preset's, and the task's batch; None of tasks that have other collectives."""
         return None if mixed(task) else (task.links or self.hardware.links, task.batch)
+
+    def iteration(self, task: Task) -> core.Iteration | None:
+        """Costs of iterations with all kinds of sharding."""
+        if self.model is None or task.objective != "iteration" or not mixed(task):
+            return None
+        wires = wires_of(task.links or self.hardware.links, task.batch, task.num_devices)
+        ms_per_us = np.broadcast_to(task.ms_per_us, task.num_devices).copy()
+        return core.Iteration(self.model, ms_per_us, *wires, MIB / (task.host_link or self.hardware.host_link))
 
     def floors(self, task: Task) -> list[np.ndarray]:
         """Sums of computation, with rows that come from the host's memory and what a device's own shards send."""

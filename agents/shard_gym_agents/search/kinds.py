@@ -21,6 +21,7 @@ from shard_gym.task.task import Task
 from shard_gym_agents.search.choices import Choices, Option
 from shard_gym_agents.search.kinds_aim import Aim
 from shard_gym_agents.search.kinds_board import LIFT, Board
+from shard_gym_agents.search.kinds_changes import annealed, changes
 from shard_gym_agents.search.kinds_greedy import greedy_board, seeded
 from shard_gym_agents.search.kinds_ruins import ruined
 from shard_gym_agents.search.state import Budget
@@ -34,6 +35,7 @@ WARM = 0.0003  # of the bound: how much for the worse a change may be at first
 # Where costs do not add up: rounds, after which costs of shards are asked about anew; what loads are raised by; how
 # much dearer memory is, by a power of e; and the share of the times that a table goes anywhere
 ROUNDS, RAISED, DEARER, ANYWHERE = 4, (0.5, 1, 2, 4, 8), (-0.1, 0.8), 0.3
+PASSES = 0.3, 1.0  # of annealing: shares of the budget where they end
 NOISE = 0.0, 1.5  # of the price of memory
 CLOSE = 1e-4  # to the bound: good enough
 CHECK = 256  # changes after which running sums are added up anew
@@ -45,10 +47,14 @@ class Search(Aim):
     def run(self, board: Board, rng: np.random.Generator) -> None:
         """Search from a board until the budget is spent; with progress, Ctrl-C ends it as well."""
         try:
-            stopped = self._improve(board, rng)
-            if not (self.adds_up or stopped):
-                board = seeded(self, board, rng)
-            for number in range(0 if stopped or self.adds_up else ROUNDS):
+            if self._improve(board, rng) or self.adds_up:
+                return
+            if changes(self):
+                for until in PASSES:
+                    annealed(self, rng, until)
+                return
+            board = seeded(self, board, rng)
+            for number in range(ROUNDS):
                 board = self._shaken(board, rng, (number + 1) / ROUNDS)
                 self.near(board)
         except KeyboardInterrupt:
@@ -64,9 +70,9 @@ class Search(Aim):
         if not missing:
             self.polish(board, rng)
             self.seen(board)
-        changes, vain, begun, gap = 0, 0, self._spent, self._narrow(board, np.inf)
+        changes, vain, begun, gap = 0, 0, self.share_spent, self._narrow(board, np.inf)
         while not self.over and (missing or self._worth_more):
-            left = max(0.0, 1 - (self._spent - begun) / max(1 - begun, 1e-9))
+            left = max(0.0, 1 - (self.share_spent - begun) / max(1 - begun, 1e-9))
             board.raised(LOW + (LIFT - LOW) * left)
             heat = WARM * left * (1 + board.lift) ** 3
             best, wild = self.makespan, rng.random() < min(WILDEST, vain * WILD)
@@ -114,7 +120,7 @@ class Search(Aim):
 
     def _shaken(self, best: Board, rng: np.random.Generator, share: float) -> Board:
         """The best board on the way from this one: tables are taken out and put back, then shards traded."""
-        while self._spent < share and not self.budget.stopped:
+        while self.share_spent < share and not self.budget.stopped:
             board, lift, noise = best.copy(), float(rng.choice(RAISED)), float(np.exp(rng.uniform(*DEARER)))
             board.raised(lift)
             out, wild = ruined(board, self.prices.excess, rng), rng.random() < ANYWHERE

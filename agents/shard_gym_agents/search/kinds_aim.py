@@ -110,9 +110,13 @@ class Aim:
         if self.rates is None:
             makespan = float(self.costs.planner.cost(self.task, board.sums).max())
         require_number(makespan, self.costs.planner)
+        return self.keep(makespan, dict(board.chosen))
+
+    def keep(self, makespan: float, chosen: dict[int, Option]) -> bool:
+        """Keep a plan if it is better than the best; True if whoever follows says to stop."""
         if makespan >= self.makespan * (1 - 1e-12):
             return False
-        self.makespan, self.chosen = makespan, dict(board.chosen)
+        self.makespan, self.chosen = makespan, chosen
         if self.progress is not None and self.progress(makespan, self.budget.spent_seconds):
             self.budget.stopped = True
         return self.budget.stopped
@@ -136,10 +140,10 @@ class Aim:
 
     def spent(self, share: float) -> bool:
         """True once a share of the budget is spent."""
-        return self._spent >= share
+        return self.share_spent >= share
 
     @property
-    def _spent(self) -> float:
+    def share_spent(self) -> float:
         """Share of the budget that is spent."""
         if self.budget.calls:
             return self.costs.planner.calls / self.budget.calls

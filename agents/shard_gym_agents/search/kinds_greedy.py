@@ -50,7 +50,7 @@ def greedy_board(search: Aim) -> Board:
         return _evenly(search) or min(found, key=_amiss)
     if not near and search.adds_up:
         found += _without_slow(search, min(found, key=_amiss))
-    return min((*found, *whole), key=_amiss)
+    return min((*found, *whole, *_on_single_devices(search)), key=_amiss)
 
 
 def _without_slow(search: Aim, best: Board) -> Iterator[Board]:
@@ -69,6 +69,14 @@ def _without_slow(search: Aim, best: Board) -> Iterator[Board]:
             return
         best = board
         yield board
+
+
+def _on_single_devices(search: Aim) -> list[Board]:
+    """A board of pieces on single devices, where costs do not add up: each other kind makes all wait once more."""
+    may = search.choices.may & (np.arange(4) == DEVICE)
+    if search.adds_up or not search.choices.suffice(may):
+        return []
+    return [in_turn(search, next(turns(search)), may)]
 
 
 def _evenly(search: Aim) -> Board | None:
