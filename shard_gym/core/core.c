@@ -188,7 +188,9 @@ FOR_ALL_PROCESSORS
 static void decode_all(const Model *m, const double *sums, Py_ssize_t shards, Py_ssize_t width, const double *ms_per_us,
                        Py_ssize_t devices, double *out, Py_ssize_t rows)
 {
-    Column x[MOST_COLUMNS] = {{0.0}}, forward, backward, spread, far;
+    Column x[MOST_COLUMNS], forward, backward, spread, far;
+    if (shards % TILE) /* the last tile is not full */
+        memset(x, 0, sizeof x);
     for (Py_ssize_t first = 0; first < shards; first += TILE) {
         int count = (int)(shards - first < TILE ? shards - first : TILE);
         for (int j = 0; j < count; j++) {
@@ -763,9 +765,12 @@ INLINE void exchanged(const Wires *w, const double *dims, double batch, double *
     double some = total > 0.0 ? 1.0 : 0.0;
     if (w->devices == 1)
         return;
+    double held = 0.0;
     for (Py_ssize_t k = 0; k < w->devices; k++) {
-        double host = (double)w->size[k], held = 0.0, near, far;
-        for (Py_ssize_t j = w->first[k]; j < w->first[k] + w->size[k]; j++)
+        double host = (double)w->size[k], near, far;
+        if (k == w->first[k]) /* else as the device before it has it */
+            held = 0.0;
+        for (Py_ssize_t j = k; k == w->first[k] && j < k + w->size[k]; j++)
             held += dims[j];
         if (x[PEER_TO_PEER] != 0.0)
             near = larger(dims[k] * (host - 1), held - dims[k]);
