@@ -48,7 +48,7 @@ def greedy_board(search: Aim) -> Board:
             break
     if not search.chosen:
         return _evenly(search) or min(found, key=_amiss)
-    if not near and search.adds_up:
+    if not near:
         found += _without_slow(search, min(found, key=_amiss))
     return min((*found, *whole, *_on_single_devices(search)), key=_amiss)
 
