@@ -26,6 +26,7 @@ SWAPPED, SOMETIMES = 0.5, 0.3  # share of changes that swap pieces; of those tha
 HOT, COLD = 0.24, 0.0024  # the heat, at first and in the end, over the makespan's share of a table
 NEAR = 0.05  # of the makespan: ways that cost more beside the cheapest are left out
 CHANGES = 128  # times the devices: at one heat and price
+PRICE = 1.0  # at first, of a device's memory, over the makespan
 PRICIER, CHEAPER = (0.7, 1.1), (0.3, 0.93)  # shares of plans that do not fit, and what the price is multiplied by then
 AT_ONCE = 32  # changes that numpy looks at together
 
@@ -57,7 +58,7 @@ def changes(search: Aim) -> bool:
 def annealed(search: Aim, rng: np.random.Generator, until: float) -> None:
     """Change the search's plan until so much of its budget is spent; the best plan on the way is kept."""
     search.aim(search.sums)
-    changing, begun, price, hot = Changing(search), search.share_spent, 1.0, HOT / len(search.choices.items)
+    changing, begun, price, hot = Changing(search), search.share_spent, PRICE, HOT / len(search.choices.items)
     while not (search.spent(until) or search.budget.stopped):
         done = (search.share_spent - begun) / max(until - begun, 1e-9)
         over = changing.go(rng, hot * (COLD / HOT) ** min(done, 1.0), price)
