@@ -69,7 +69,8 @@ SECONDS_BETWEEN = 30.0  # writing of cards
 FIRST_SEED = {"local-search": 0, "beam": 1_000, "milp": 2_000}
 FAIR = 0.9  # share of its time that a run computes, unless others take the processor away
 GAUGE = {"local-search": 0.1, "cost-greedy": 0.0}  # seconds
-GAUGE_CALLS = 10_000  # instead, where a campaign counts calls: about as many as are asked in that time
+# Instead, where a campaign counts calls: about as many as are asked in that time, of some kinds of sharding and of all.
+GAUGE_CALLS = 10_000, 200_000
 
 
 def undisturbed(line: Line) -> bool:
@@ -150,9 +151,9 @@ def tried_of(lines: Iterable[tuple[Attempt, Line]], judge: str, before: Card) ->
     return Tried(gauges, program, ordered, max(seconds, before.get("seconds", 0.0)), disturbed, by)
 
 
-def gauge_attempts(planner: str, judge: str, by_calls: bool) -> list[Attempt]:
-    """The attempts that gauge every task."""
-    budget, calls = (0.0, GAUGE_CALLS) if by_calls else (GAUGE["local-search"], 0)
+def gauge_attempts(planner: str, judge: str, calls: int) -> list[Attempt]:
+    """The attempts that gauge every task; `calls` instead of seconds if they are not 0."""
+    budget = 0.0 if calls else GAUGE["local-search"]
     found = [Attempt("cost-greedy", judge), Attempt("local-search", judge, budget, calls)]
     return found if planner == judge else [*found, Attempt("local-search", planner, budget, calls)]
 
@@ -163,7 +164,7 @@ def gauge_name(attempt: Attempt, judge: str) -> str | None:
         return "greedy"
     if attempt.agent != "local-search" or attempt.seed:
         return None
-    if (attempt.budget, attempt.calls) not in ((GAUGE["local-search"], 0), (0.0, GAUGE_CALLS)):
+    if (attempt.budget, attempt.calls) not in ((GAUGE["local-search"], 0), *((0.0, calls) for calls in GAUGE_CALLS)):
         return None
     return "local" if attempt.planner == judge else "planned"
 
@@ -215,11 +216,12 @@ class SuiteSearch:
         """The attempts to make on a task, in this order."""
         o = self.options
         budget, calls = (0.0, o.calls) if o.calls else (o.budget, 0)
-        first = gauge_attempts(self.suite.planner, self.judge, bool(o.calls))
+        gauge = GAUGE_CALLS[bool(self.suite.kinds)] if o.calls else 0
+        first = gauge_attempts(self.suite.planner, self.judge, gauge)
         if is_small(task):
             first.append(Attempt(EVERY_PLAN, self.judge))
         if table_bytes(task).sum() > min(task.memory):
-            first.append(Attempt("local-search", self.judge, min(budget, SHORT), calls, unlimited=True))
+            first.append(Attempt("local-search", self.judge, min(budget, SHORT), min(calls, 10 * gauge), unlimited=True))
         pairs = [(method, seed) for seed in range(o.seeds) for method in o.methods]
         budgets = (SHORT, budget) if o.check else (budget,)
         return first + [
