@@ -221,7 +221,9 @@ class SuiteSearch:
         if is_small(task):
             first.append(Attempt(EVERY_PLAN, self.judge))
         if table_bytes(task).sum() > min(task.memory):
-            first.append(Attempt("local-search", self.judge, min(budget, SHORT), min(calls, 10 * gauge), unlimited=True))
+            first.append(
+                Attempt("local-search", self.judge, min(budget, SHORT), min(calls, 10 * gauge), unlimited=True)
+            )
         pairs = [(method, seed) for seed in range(o.seeds) for method in o.methods]
         budgets = (SHORT, budget) if o.check else (budget,)
         return first + [
