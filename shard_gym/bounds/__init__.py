@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shard_gym.bounds.prices import prices
+from shard_gym.bounds.kinds import ByWaits
 from shard_gym.bounds.shares import Pieces, Share, no_bound, pieces_of, shares_of
 from shard_gym.errors import InfeasibleTask, InvalidTask
 from shard_gym.memory.usage import table_bytes
 from shard_gym.plan.feasibility import disproof, no_room
-from shard_gym.plan.forms import Forms, beyond_columns
+from shard_gym.plan.forms import beyond_columns
 from shard_gym.records.guard import expect
 from shard_gym.simulators import FastSimulator, Simulator
 from shard_gym.task.links import Links
@@ -92,24 +92,23 @@ def certificate(task: Task, simulator: Simulator, budget: float = 1.0) -> Bound:
 def _of_kinds(task: Task, simulator: FastSimulator) -> Bound:
     """The bound of a task of all kinds: every sum that is no more than a device's cost, shared out over devices.
 
-    Where devices wait for each other they cost more on average than by their own shards.
+    Where devices wait for each other they cost more on average than by their own shards. A plan waits for each
+    collective that it has anything to send by, and launches both passes on each device, or has fewer that share all
+    work: the bound is that of the best of these cases.
     """
-    if not (floors := simulator.floors(task)):
+    if not simulator.floors(task):
         raise no_bound(simulator)
     if why := disproof(task):
         raise InfeasibleTask(why)
-    forms = Forms.of(task, lambda shards: simulator.embed_shards(task, shards))
-    each = zip(floors, simulator.averages(task), strict=True)
-    found = [prices(forms, forms.loads(floor), forms.loads(average)) for floor, average in each]
-    best = max(found, key=lambda p: p.bound)
+    cases = ByWaits(task, simulator)
+    best = cases.binding.found
     resource, method = "compute", "all work shared out, each table sharded as is cheapest"
     if best.table is not None:
         resource, method = "one table", f"the dearest shard of table {best.table}, sharded as is best for it"
     elif best.price.any():
         resource, method = "memory", f"{method} at the price of memory"
     fill = float(table_bytes(task).sum() / task.capacity.sum())
-    makespan = best.bound * SAFETY + simulator.least_ms(task)
-    return Bound(makespan, resource, method, best.table, fill=fill)
+    return Bound(cases.makespan * SAFETY, resource, method, best.table, fill=fill)
 
 
 class _Reached:

@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 
 from shard_gym.bounds import certificate as bounded
-from shard_gym.bounds.prices import prices
+from shard_gym.bounds.kinds import BELOW, ByWaits
 from shard_gym.bounds.shares import factor_shares, no_bound
-from shard_gym.plan.forms import Forms, beyond_columns
+from shard_gym.plan.forms import beyond_columns
 from shard_gym.proofs import FORMS, SCHEMA
 from shard_gym.proofs.cases import Pieces
 from shard_gym.proofs.every import is_small
 from shard_gym.simulators import FastSimulator
 from shard_gym.task.task import Task
 
-BELOW = 1 - 1e-9  # of a bound: its certificate's guess, and of 1: what weights add up to
 WIDER = 1e-6  # are the intervals of a proof by factors
 MOST_DEVICES = 32  # for a case of each device that is empty
 Proof = dict[str, Any]
@@ -57,12 +56,9 @@ def proofs(task: Task, simulator: FastSimulator) -> Iterator[Proof]:
 
 
 def _of_kinds(task: Task, simulator: FastSimulator) -> Iterator[Proof]:
-    """Prices of memory for each sum that is no more than a device's cost."""
-    forms = Forms.of(task, lambda shards: simulator.embed_shards(task, shards))
-    for number, (floor, average) in enumerate(zip(simulator.floors(task), simulator.averages(task), strict=True)):
-        found = prices(forms, forms.loads(floor), forms.loads(average))
-        paid = (found.price / task.num_devices).tolist()
-        yield {"form": "prices", "sum": number, "guess": found.bound * BELOW, "memory": paid}
+    """Prices of memory for each case of what plans wait for, by the best sum that is no more than a device's cost."""
+    if simulator.floors(task):
+        yield {"form": "waits", "cases": ByWaits(task, simulator).proofs}
 
 
 class Cases:

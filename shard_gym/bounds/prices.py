@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from shard_gym import core
-from shard_gym.plan.forms import DEVICE, HOST, Forms
+from shard_gym.plan.forms import Forms
 from shard_gym.plan.violations import rooms
-from shard_gym.simulators.base import along_devices
+from shard_gym.proofs.prices import dearest_of, totals_of
 
 STEPS = 26  # halvings of a price
 ROUNDS = 3  # over the two memories
@@ -41,14 +41,15 @@ class Prices:
     alone: np.ndarray  # (R, 4) ms of the dearest shard that a form and choice makes, where it is cheapest
 
 
-def prices(forms: Forms, loads: np.ndarray, average: np.ndarray | None = None) -> Prices:
+def prices(forms: Forms, loads: np.ndarray, average: np.ndarray | None = None, may: np.ndarray | None = None) -> Prices:
     """The best bound on the slowest device's cost, from loads as `Forms.loads` tells them, and its prices.
 
     Every table must fit by some choice, see `disproof`. `average` are loads that devices have in the mean, where these
-    are more.
+    are more; `may` the forms and choices of the plans, (R, 4), if not all that fit.
     """
-    dearest = _dearest(forms, loads)
-    cost = _totals(forms, loads if average is None else average)
+    may = forms.fits if may is None else may
+    dearest = np.where(may, dearest_of(forms, loads), np.inf)
+    cost = np.where(may, totals_of(forms, loads if average is None else average), np.inf)
     alone = np.minimum.reduceat(dearest.min(axis=1), forms.first[:-1])
     options = _Options(forms, cost, dearest)
     table, relaxed = int(alone.argmax()), _Relaxed(options)
@@ -161,21 +162,3 @@ class _Relaxed:
                 self.price[:], best = tried, mean
             low, high = (tried[memory], high) if over[memory] > 0 else (low, tried[memory])
         return best
-
-
-def _totals(forms: Forms, loads: np.ndarray) -> np.ndarray:
-    """The least that each form adds to the mean of devices by each choice, devices weighted by their speed, (R, 4)."""
-    speed = np.array(forms.task.speed)
-    cost = loads * (speed / speed.sum())
-    total = cost.sum(axis=2)
-    total[:, DEVICE] = cost[:, DEVICE].min(axis=1) * forms.pieces
-    total[:, HOST] = forms.by_host(cost[:, HOST]).sum(axis=2).min(axis=1) * forms.pieces
-    return np.where(forms.fits, total, np.inf)
-
-
-def _dearest(forms: Forms, loads: np.ndarray) -> np.ndarray:
-    """The least cost of the dearest device that holds a part of a table, by forms and choices, (R, 4)."""
-    dearest = along_devices(np.maximum, loads)[..., 0]
-    dearest[:, DEVICE] = loads[:, DEVICE].min(axis=1)
-    dearest[:, HOST] = forms.by_host(loads[:, HOST]).max(axis=2).min(axis=1)
-    return np.where(forms.fits, dearest, np.inf)

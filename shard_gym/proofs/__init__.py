@@ -1,6 +1,6 @@
 """Certificates of bounds, verified: reads tasks and simulators, and nothing of ours that bounds, solves or searches.
 
-A certificate names a task, a simulator and the ms that no plan of the task beats, with a proof of one of five forms.
+A certificate names a task, a simulator and the ms that no plan of the task beats, with a proof of one of six forms.
 
 `cases` (whole tables and columns; costs that are the longest of sums). Every plan is in one of the cases, and each case
 has weights, all from 0. Those of the sums of forward passes add up to 1 at most, as do, over devices, those of what
@@ -10,7 +10,12 @@ given back. Cases: "any" plan; "busy", no device is empty; ["empty", k]; ["holds
 ["many", k, n], no device is empty and k holds n pieces, as many as some device must: each is worth `count` ms there.
 
 `prices` (all kinds of sharding). No plan is faster than `guess`, or it has no shard that takes longer; then the mean of
-devices is at least what tables add in their cheapest forms, with `memory` paid for as above.
+devices is at least what tables add in their cheapest forms, with `memory` paid for as above. Each device launches its
+passes; or some have no rows, and the others take a larger part of the mean.
+
+`waits` (all kinds of sharding). Collectives begin with a wait, however little they carry. Cases are `prices` of plans
+that have anything to send in some `columns` of sums alone. A plan waits for each column in which it has anything, and
+takes what the best case with all these columns says: the bound is the least over all sets of columns.
 
 `alone`. The device of `table` takes no less than a piece of it alone, wherever that fits.
 
@@ -25,7 +30,7 @@ from __future__ import annotations
 from typing import Any
 
 from shard_gym.errors import CorruptFile
-from shard_gym.proofs import cases, every, factors, prices
+from shard_gym.proofs import cases, every, factors, prices, waits
 from shard_gym.records.guard import guarded
 from shard_gym.simulators import FastSimulator
 from shard_gym.task.task import Task
@@ -34,6 +39,7 @@ SCHEMA = "shard-gym/certificate/1"
 FORMS = {
     "cases": cases.proven,
     "prices": prices.proven,
+    "waits": waits.proven,
     "alone": factors.alone,
     "factors": factors.proven,
     "every": every.proven,

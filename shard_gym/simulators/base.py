@@ -228,6 +228,17 @@ class FastSimulator:
         """Milliseconds that a step takes on every device beside `floors` and `averages`, whatever the plan."""
         return 0.0
 
+    def waits(self, task: Task, sums: np.ndarray) -> np.ndarray:
+        """Milliseconds that each device waits beside all of these, however little others hold; sums (..., K, H).
+
+        They add up over columns, and grow with the devices that hold more than 0 there; (..., K).
+        """
+        return np.zeros(sums.shape[:-1])
+
+    def launch(self, task: Task) -> tuple[int, float]:
+        """A column of sums, and the ms that a device with more than 0 there takes at least, beside all of these."""
+        return 0, 0.0
+
     def factors(self) -> Factors | None:
         """The costs as products of sums and growing factors, for bounds; None: they are not."""
         return None

@@ -16,6 +16,7 @@ how long one takes is said in `shard_gym.task.links`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import lru_cache
 
@@ -120,6 +121,17 @@ def even_comm_ms(links: Links, batch: int, devices: int) -> np.ndarray:
     all exchanges is no more than the mean of what they have.
     """
     return _comm_of_units(links, batch, np.ones((devices, devices)))
+
+
+def latencies_ms(links: Links, columns: np.ndarray, moved: np.ndarray) -> np.ndarray:
+    """What both passes of `comm_ms` take where bytes take no time, (..., K)."""
+    there, back = comm_ms(endless(links), 1, columns, moved)
+    return there + back
+
+
+def endless(links: Links) -> Links:
+    """Links that take any number of bytes at once, after the same latency."""
+    return replace(links, port=math.inf, uplink=math.inf, fabric=math.inf)
 
 
 def _comm_of_units(links: Links, batch: int, held: np.ndarray) -> np.ndarray:

@@ -24,8 +24,10 @@ from shard_gym.simulators.collectives import (
     UPDATED,
     columns_sent,
     comm_of,
+    endless,
     even_comm_ms,
     host_ms,
+    latencies_ms,
     least_comm_ms,
     mixed,
     traffic,
@@ -186,6 +188,20 @@ class Roofline(FastSimulator):
     def least_ms(self, task: Task) -> float:
         """The launch of one forward pass, which all wait for."""
         return 0.0 if task.objective == "kernel" else self.hardware.launch_us * float(task.ms_per_us.min())
+
+    def waits(self, task: Task, sums: np.ndarray) -> np.ndarray:
+        """The latencies of collectives."""
+        links, moved = task.links or self.hardware.links, sums[..., COUNT + 1 :]
+        if task.objective == "kernel":
+            return np.zeros(sums.shape[:-1])
+        if moved.shape[-1]:
+            return latencies_ms(links, sums[..., DIM], moved)
+        return 2 * endless(links).all_to_all_ms(sums[..., DIM], task.batch)
+
+    def launch(self, task: Task) -> tuple[int, float]:
+        """The launches that only the device itself waits for, where it has any rows: of one pass, or of both."""
+        passes = 2 if task.objective == "kernel" else 1
+        return COUNT, passes * self.hardware.launch_us * float(task.ms_per_us.min())
 
     def _with_comm(self, task: Task, least: Callable[[Links, int, int], np.ndarray]) -> list[np.ndarray]:
         """Weights of computation with those of communication, and of the host's memory."""
