@@ -1,13 +1,15 @@
 """Lower bounds: the makespan that no plan of a task can beat by a simulator, and the resource that sets it.
 
 Never the sum of what tables cost alone: a fused shard costs less than its tables one by one. Every bound here
-follows from four facts about simulators that tell their costs as maxima or as factors:
+follows from six facts about simulators that tell their costs as maxima or as factors:
 
 - monotone: a device with more tables never costs less, so a table's device costs what the table does alone;
 - pigeonhole: of weights that add up to W over the devices, some device holds at least its part of any way to share
   out W; and of m K + 1 tables some device holds m + 1;
 - the links carry every column to every device: parts of an all-to-all take the same on each however columns lie;
-- memory: a device holds what all others have no room for, at the least the cheapest per byte.
+- memory: a device holds what all others have no room for, at the least the cheapest per byte;
+- waits: a collective that carries anything takes its latency, so a plan waits for all collectives that it has;
+- launches: each device with rows launches, and fewer such devices have more work each.
 
 Other constraints are left out, but for pins where a table is looked at alone; that can only make a bound lower. Column
 splits are allowed for where the task allows them.
@@ -23,9 +25,9 @@ import numpy as np
 
 from shard_gym.bounds.kinds import ByWaits
 from shard_gym.bounds.shares import Pieces, Share, no_bound, pieces_of, shares_of
-from shard_gym.errors import InfeasibleTask, InvalidTask
+from shard_gym.errors import InvalidTask
 from shard_gym.memory.usage import table_bytes
-from shard_gym.plan.feasibility import disproof, no_room
+from shard_gym.plan.feasibility import no_room
 from shard_gym.plan.forms import beyond_columns
 from shard_gym.records.guard import expect
 from shard_gym.simulators import FastSimulator, Simulator
@@ -98,8 +100,6 @@ def _of_kinds(task: Task, simulator: FastSimulator) -> Bound:
     """
     if not simulator.floors(task):
         raise no_bound(simulator)
-    if why := disproof(task):
-        raise InfeasibleTask(why)
     cases = ByWaits(task, simulator)
     best = cases.binding.found
     resource, method = "compute", "all work shared out, each table sharded as is cheapest"

@@ -41,15 +41,17 @@ class Prices:
     alone: np.ndarray  # (R, 4) ms of the dearest shard that a form and choice makes, where it is cheapest
 
 
-def prices(forms: Forms, loads: np.ndarray, average: np.ndarray | None = None, may: np.ndarray | None = None) -> Prices:
+def prices(forms: Forms, loads: np.ndarray) -> Prices:
     """The best bound on the slowest device's cost, from loads as `Forms.loads` tells them, and its prices.
 
-    Every table must fit by some choice, see `disproof`. `average` are loads that devices have in the mean, where these
-    are more; `may` the forms and choices of the plans, (R, 4), if not all that fit.
+    Every table must fit by some choice, see `disproof`.
     """
-    may = forms.fits if may is None else may
-    dearest = np.where(may, dearest_of(forms, loads), np.inf)
-    cost = np.where(may, totals_of(forms, loads if average is None else average), np.inf)
+    return priced(forms, forms.fits, totals_of(forms, loads), dearest_of(forms, loads))
+
+
+def priced(forms: Forms, may: np.ndarray, total: np.ndarray, dearest: np.ndarray) -> Prices:
+    """The same by forms and choices that plans may have, what they add to the mean, and their dearest shard, (R, 4)."""
+    cost, dearest = np.where(may, total, np.inf), np.where(may, dearest, np.inf)
     alone = np.minimum.reduceat(dearest.min(axis=1), forms.first[:-1])
     options = _Options(forms, cost, dearest)
     table, relaxed = int(alone.argmax()), _Relaxed(options)

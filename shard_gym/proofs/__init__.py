@@ -10,8 +10,8 @@ given back. Cases: "any" plan; "busy", no device is empty; ["empty", k]; ["holds
 ["many", k, n], no device is empty and k holds n pieces, as many as some device must: each is worth `count` ms there.
 
 `prices` (all kinds of sharding). No plan is faster than `guess`, or it has no shard that takes longer; then the mean of
-devices is at least what tables add in their cheapest forms, with `memory` paid for as above. Each device launches its
-passes; or some have no rows, and the others take a larger part of the mean.
+devices is at least what tables add in their cheapest forms, with `memory` paid for as above. Devices with rows launch
+passes; where some have none, the others take a larger part of the mean.
 
 `waits` (all kinds of sharding). Collectives begin with a wait, however little they carry. Cases are `prices` of plans
 that have anything to send in some `columns` of sums alone. A plan waits for each column in which it has anything, and

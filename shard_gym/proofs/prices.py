@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from shard_gym.plan.forms import DEVICE, HOST, Forms, beyond_columns
+from shard_gym.plan.forms import ALL, COPY, DEVICE, HOST, Forms, beyond_columns
 from shard_gym.plan.violations import rooms
 from shard_gym.proofs.common import MOST_TERMS, ROUNDING, number, require
 from shard_gym.records.numbers import whole
@@ -18,7 +19,7 @@ from shard_gym.task.task import Task
 def proven(task: Task, simulator: FastSimulator, proof: Any) -> float:
     """The bound by one sum that is no more than a device's cost, ms."""
     forms = forms_of(task, simulator)
-    return least(simulator, forms, forms.fits, proof) + simulator.least_ms(task)
+    return Costs(simulator, forms, whole(proof["sum"])).least(forms.fits, proof) + simulator.least_ms(task)
 
 
 def forms_of(task: Task, simulator: FastSimulator) -> Forms:
@@ -28,29 +29,44 @@ def forms_of(task: Task, simulator: FastSimulator) -> Forms:
     return Forms.of(task, lambda shards: simulator.embed_shards(task, shards))
 
 
-def least(simulator: FastSimulator, forms: Forms, may: np.ndarray, proof: Any) -> float:
-    """What the slowest device takes at least, `least_ms` and waits aside, by forms and choices that plans may have.
+class Costs:
+    """Costs of forms and choices by one sum that is no more than a device's cost."""
 
-    Where every device has rows, all launch. Where one has none, the others share its part of the mean. In either case
-    the device of a shard that takes longer than the guess has rows, or all have: it launches as well.
-    """
-    task, guess, of_sum = forms.task, number(proof["guess"]), whole(proof["sum"])
-    price = np.array([number(one) for one in proof["memory"]])
+    def __init__(self, simulator: FastSimulator, forms: Forms, of_sum: int) -> None:
+        self.forms, task = forms, forms.task
+        self.loads = forms.loads(simulator.floors(task)[of_sum])
+        self.dearest = dearest_of(forms, self.loads)
+        self.total = totals_of(forms, forms.loads(simulator.averages(task)[of_sum]))
+        self.column, self.launch = simulator.launch(task)
 
-    def mean(loads: np.ndarray, average: np.ndarray) -> float:
-        fast = may & (dearest_of(forms, loads) <= guess)
-        return _mean(forms, np.where(fast, totals_of(forms, average), np.inf), price)
+    def least(self, may: np.ndarray, proof: Any) -> float:
+        """Time that the slowest device takes at least, `least_ms` and waits aside, by these forms and choices.
 
-    loads = forms.loads(simulator.floors(task)[of_sum])
-    found = min(guess, mean(loads, forms.loads(simulator.averages(task)[of_sum]))) * (1 - ROUNDING)
-    column, launch = simulator.launch(task)
-    if task.num_devices == 1 or not launch:
-        return found
-    counted = np.zeros((task.num_devices, forms.part_vector.shape[1]))
-    counted[:, column] = 1.0
-    with_rows, speed = np.where(forms.loads(counted) > 0, loads, 0.0), np.array(task.speed)
-    others = speed.sum() / (speed.sum() - speed.min()) * (1 - ROUNDING)
-    return max(found, min(found + launch, mean(with_rows, with_rows * others)))
+        Devices with rows launch, so their mean is a launch above that of their shards. If all have rows, it is the mean
+        of all devices; if one has none, what shards cost their own devices is shared out over the others. A device with
+        a shard that takes longer than the guess has rows, or all devices have.
+        """
+        guess, price = number(proof["guess"]), np.array([number(one) for one in proof["memory"]])
+
+        def mean(dearest: np.ndarray, total: np.ndarray) -> float:
+            return _mean(self.forms, np.where(may & (dearest <= guess), total, np.inf), price)
+
+        found = min(guess, mean(self.dearest, self.total)) * (1 - ROUNDING)
+        if not self.launch or self.forms.task.num_devices == 1:
+            return found + self.launch
+        return max(found, min(found, mean(*self._with_rows)) + self.launch)
+
+    @cached_property
+    def _with_rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """The dearest shard, and the mean of the other devices if one has no rows; of shards with rows alone.
+
+        By choices that put rows on every device there is no such plan.
+        """
+        forms, speed = self.forms, np.array(self.forms.task.speed)
+        rows = (forms.part_vector[:, self.column] > 0)[forms.placed]
+        on_all = rows.all(axis=2) & np.isin(np.arange(4), [ALL, COPY])
+        loads, others = np.where(rows, self.loads, 0.0), speed.sum() / (speed.sum() - speed.min()) * (1 - ROUNDING)
+        return dearest_of(forms, loads), np.where(on_all, np.inf, totals_of(forms, loads) * others)
 
 
 def totals_of(forms: Forms, loads: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 
 from shard_gym.plan.forms import DEVICE, HOST, Forms
 from shard_gym.proofs.common import require
-from shard_gym.proofs.prices import forms_of, least
+from shard_gym.proofs.prices import Costs, forms_of
 from shard_gym.records.numbers import whole
 from shard_gym.simulators import FastSimulator
 from shard_gym.task.task import Task
@@ -26,8 +26,8 @@ def proven(task: Task, simulator: FastSimulator, proof: Any) -> float:
     require(len(told) <= MOST_CASES, "these are too many cases")
     cases = {}
     for case in told:
-        columns = frozenset(map(whole, case["columns"]))
-        cases[columns] = least(simulator, forms, waits.within(columns), case)
+        columns, costs = frozenset(map(whole, case["columns"])), Costs(simulator, forms, whole(case["sum"]))
+        cases[columns] = costs.least(waits.within(columns), case)
     return waits.least(cases)[0]
 
 

@@ -124,7 +124,7 @@ def even_comm_ms(links: Links, batch: int, devices: int) -> np.ndarray:
 
 
 def latencies_ms(links: Links, columns: np.ndarray, moved: np.ndarray) -> np.ndarray:
-    """What both passes of `comm_ms` take where bytes take no time, (..., K)."""
+    """Time of both passes of `comm_ms` where bytes take none, (..., K)."""
     there, back = comm_ms(endless(links), 1, columns, moved)
     return there + back
 
