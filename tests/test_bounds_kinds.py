@@ -1,5 +1,6 @@
 """Bounds of tasks of all kinds: what plans wait for and launch, and no plan that is faster."""
 
+import copy
 from dataclasses import replace
 from itertools import product
 
@@ -8,15 +9,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shard_gym import Task, make_pool, simulators
+from shard_gym import Task, make_pool, simulators, suites
 from shard_gym.bounds import lower_bound
 from shard_gym.bounds.certify import certified
+from shard_gym.bounds.kinds import ByWaits, Case
 from shard_gym.errors import InfeasibleTask
 from shard_gym.memory.shards import Shards, Tables
 from shard_gym.plan.forms import Forms
 from shard_gym.plan.plan import Plan
 from shard_gym.plan.violations import violations
-from shard_gym.proofs import verify
+from shard_gym.proofs import FORMS, verify
 from shard_gym.proofs.waits import Waits
 from shard_gym.simulators.base import plan_latency
 from shard_gym.simulators.roofline import COUNT
@@ -71,6 +73,28 @@ def test_no_plan_is_faster_than_the_bound(seed, links, kinds, batch, objective, 
     best = min((float(plan_latency(planner, task, plan).makespan(objective)) for plan in plans), default=np.inf)
     assert 0 < lower_bound(task, planner) <= best
     assert verify(told, task, planner) <= best
+    if told["proof"]["form"] == "waits":
+        assert FORMS["waits"](task, planner, any_proof(rng, told)) <= best
+
+
+def any_proof(rng, told):
+    """A proof with other sums, guesses, prices and spans than the certificate's, and a case of all plans."""
+    cases = copy.deepcopy(told["proof"]["cases"])
+
+    def scaled(values):
+        return (np.array(values) * np.exp(rng.normal(0, 1))).tolist()
+
+    for case in cases:
+        ends = sorted(
+            (rng.uniform(0, 1) * told["bound"] for _ in range(rng.integers(4))), reverse=bool(rng.integers(2))
+        )
+        span = case["spans"][0]["all"]
+        case["spans"] = [
+            {"most": most, **{name: {key: scaled(value) for key, value in span.items()} for name in ("all", "rest")}}
+            for most in (*ends, 0.0)
+        ]
+        case["sum"] = int(rng.integers(4))
+    return {"cases": cases}
 
 
 @pytest.mark.parametrize("batch", [1, 2048])
@@ -178,3 +202,14 @@ def test_blocks_without_rows_launch_nothing():
     best = plan_latency(H100, task, plan)
     assert (best.backward_compute == 0).sum() == 2
     assert 2 * LAUNCH < lower_bound(task, H100) <= float(best.makespan("iteration"))
+
+
+def test_spans_of_the_slowest_forward_pass_prove_more():
+    """A task in which shards take longer in the forward pass than its mean, or else more is to be done."""
+    suite = suites.get("core-80x8-allkinds")
+    task, judge = suite.tasks("val")[3], simulators.make(suite.judge)
+    case = ByWaits(task, judge).binding
+    of_all = Case(case.columns, case.costs, case.number, case.may).weakest.ms
+    assert len(case.spans) > 1 and 1.01 * of_all < case.weakest.ms
+    ends = [span.most for span in case.spans]
+    assert ends == sorted(ends) and ends[-1] == np.inf and [0.0, *ends[:-1]] == [span.low for span in case.spans]

@@ -177,8 +177,13 @@ def test_floors_of_a_roofline_are_below_every_devices_cost(seed, links, several,
     held *= rng.random(held.shape) < 0.7
     held[0] = 1.0  # one device at least has tables
     held[:, COUNT] = held.any(axis=1)
-    cost, least = planner.decode(task, held).cost("iteration"), planner.least_ms(task)
-    for floor, average in zip(planner.floors(task), planner.averages(task), strict=True):
+    cost, column, launch = planner.decode(task, held).cost("iteration"), *planner.launch(task)
+    least = planner.least_ms(task) + planner.waits(task, held) + launch * (held[:, column] > 0)
+    for floor, average, ahead in zip(
+        *(of(task) for of in (planner.floors, planner.averages, planner.ahead)), strict=True
+    ):
+        own, longest = ((floor - ahead) * held).sum(axis=1), (ahead * held).sum(axis=1).max()
+        assert (longest + own <= (cost - least) * (1 + 1e-9)).all()
         assert ((floor * held).sum(axis=1) <= (cost - least) * (1 + 1e-9)).all()
         assert (average >= floor * (1 - 1e-12)).all()
         share = np.array(task.speed) / sum(task.speed)

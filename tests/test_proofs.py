@@ -61,7 +61,8 @@ def test_certificates_prove_what_bounds_say(certificates, key):
 def test_prices_of_all_plans_prove_less_than_cases_of_waits(certificates):
     """The form that certificates had before; here the waits are 3 of 0.03 ms."""
     told, task, judge = certificates["core-80x8-allkinds"]
-    proof = {"form": "prices"} | told["proof"]["cases"][0]
+    case = told["proof"]["cases"][0]
+    proof = {"form": "prices", "sum": case["sum"], **case["spans"][0]["all"]}
     proved = FORMS["prices"](task, judge, proof)
     assert verify(told | {"proof": proof, "bound": proved}, task, judge) == proved
     assert 0.9 * told["bound"] < proved < told["bound"] - 0.09
@@ -178,6 +179,15 @@ def scaled(weights):
     return [[*named, 1.01 * weight] for *named, weight in weights]
 
 
+def respanned(cases, **changes):
+    """Cases with other numbers in the proofs of all plans of their spans."""
+    cases = copy.deepcopy(cases)
+    for span in (span for case in cases for span in case["spans"]):
+        span["all"] |= {name: change(span["all"][name]) for name, change in changes.items()}
+        span["rest"] |= {name: change(span["rest"][name]) for name, change in changes.items()}
+    return cases
+
+
 CASES, HALVES, KINDS = ("proof", "cases"), "tightmix-80x8-split", "core-80x8-allkinds"
 TAMPERED = {
     "a higher bound": ("dlrm-20x4", ("bound",), lambda b: b * (1 + 1e-12), "claims"),
@@ -200,14 +210,16 @@ TAMPERED = {
     "a price of memory": (HALVES, (*CASES, 0, "memory"), [[0, 1e-8]], "claims"),
     "a device too many": (HALVES, (*CASES, 0, "forward", 0, 0), 8, "out of bounds"),
     "no weights": (HALVES, (*CASES, 0), {"where": "busy"}, "missing"),
-    "a lower guess": (KINDS, CASES, lambda cases: [c | {"guess": c["guess"] / 2} for c in cases], "claims"),
-    "a guess below 0": (KINDS, (*CASES, 0, "guess"), -1.0, "no number from 0"),
-    "other prices": (KINDS, CASES, lambda cases: [c | {"memory": [0.0, 0.0]} for c in cases], "claims"),
+    "a lower guess": (KINDS, CASES, lambda cases: respanned(cases, guess=lambda g: g / 2), "claims"),
+    "a guess below 0": (KINDS, (*CASES, 0, "spans", 0, "all", "guess"), -1.0, "no number from 0"),
+    "other prices": (KINDS, CASES, lambda cases: respanned(cases, memory=lambda m: [0.0, 0.0]), "claims"),
     "another sum": (KINDS, (*CASES, 0, "sum"), 9, "range"),
     "plans that wait for more left out": (KINDS, CASES, lambda cases: cases[1:], "claims"),
     "plans that wait for less left out": (KINDS, CASES, lambda cases: cases[:1], "claims"),
     "a case of fewer plans": (KINDS, (*CASES, 0, "columns"), lambda columns: columns[:-1], "claims"),
     "a column that is none": (KINDS, (*CASES, 0, "columns"), [0.5], "whole number|float"),
+    "no span": (KINDS, CASES, lambda cases: [c | {"spans": []} for c in cases], "claims"),
+    "a thousand spans": (KINDS, (*CASES, 0, "spans"), lambda spans: spans * 500, "too many spans"),
     "a thousand cases of waits": (KINDS, CASES, lambda cases: cases * 500, "too many cases"),
     "another table": ("alone", ("proof", "table"), 3, "claims"),
     "fewer intervals": ("metasyn-80x8", ("proof", "edges"), lambda e: e[1:], "leave some devices out|broadcast"),

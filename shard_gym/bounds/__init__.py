@@ -95,13 +95,14 @@ def _of_kinds(task: Task, simulator: FastSimulator) -> Bound:
     """The bound of a task of all kinds: every sum that is no more than a device's cost, shared out over devices.
 
     Where devices wait for each other they cost more on average than by their own shards. A plan waits for each
-    collective that it has anything to send by, and launches both passes on each device, or has fewer that share all
-    work: the bound is that of the best of these cases.
+    collective that it has anything to send by, launches both passes on each device, or has fewer that share all work,
+    and waits for its slowest forward pass: the bound is that of the best of these cases.
     """
     if not simulator.floors(task):
         raise no_bound(simulator)
     cases = ByWaits(task, simulator)
-    best = cases.binding.found
+    best = cases.binding.weakest.found
+    assert best is not None
     resource, method = "compute", "all work shared out, each table sharded as is cheapest"
     if best.table is not None:
         resource, method = "one table", f"the dearest shard of table {best.table}, sharded as is best for it"

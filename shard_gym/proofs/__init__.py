@@ -15,7 +15,9 @@ passes; where some have none, the others take a larger part of the mean.
 
 `waits` (all kinds of sharding). Collectives begin with a wait, however little they carry. Cases are `prices` of plans
 that have anything to send in some `columns` of sums alone. A plan waits for each column in which it has anything, and
-takes what the best case with all these columns says: the bound is the least over all sets of columns.
+takes what the best case with all these columns says: the bound is the least over all sets of columns. A case has
+`spans` of the slowest forward pass, each up to `most` ms: plans of a span have no shard that takes longer there. They
+take the mean of all passes, and no less than the span before and the mean of what follows. The last span has no end.
 
 `alone`. The device of `table` takes no less than a piece of it alone, wherever that fits.
 

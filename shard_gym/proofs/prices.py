@@ -19,7 +19,13 @@ from shard_gym.task.task import Task
 def proven(task: Task, simulator: FastSimulator, proof: Any) -> float:
     """The bound by one sum that is no more than a device's cost, ms."""
     forms = forms_of(task, simulator)
-    return Costs(simulator, forms, whole(proof["sum"])).least(forms.fits, proof) + simulator.least_ms(task)
+    costs = Costs(forms, *sums_of(simulator, task, whole(proof["sum"])), simulator.launch(task))
+    return costs.least(forms.fits, proof) + simulator.least_ms(task)
+
+
+def sums_of(simulator: FastSimulator, task: Task, of_sum: int) -> tuple[np.ndarray, np.ndarray]:
+    """Weights of one sum that is no more than each device's cost, and no more than their mean."""
+    return simulator.floors(task)[of_sum], simulator.averages(task)[of_sum]
 
 
 def forms_of(task: Task, simulator: FastSimulator) -> Forms:
@@ -30,14 +36,12 @@ def forms_of(task: Task, simulator: FastSimulator) -> Forms:
 
 
 class Costs:
-    """Costs of forms and choices by one sum that is no more than a device's cost."""
+    """Costs of forms and choices by one sum, by the weights of each device's cost and of their mean."""
 
-    def __init__(self, simulator: FastSimulator, forms: Forms, of_sum: int) -> None:
-        self.forms, task = forms, forms.task
-        self.loads = forms.loads(simulator.floors(task)[of_sum])
-        self.dearest = dearest_of(forms, self.loads)
-        self.total = totals_of(forms, forms.loads(simulator.averages(task)[of_sum]))
-        self.column, self.launch = simulator.launch(task)
+    def __init__(self, forms: Forms, floor: np.ndarray, average: np.ndarray, launch: tuple[int, float]) -> None:
+        self.forms, self.loads = forms, forms.loads(floor)
+        self.dearest, self.total = dearest_of(forms, self.loads), totals_of(forms, forms.loads(average))
+        self.column, self.launch = launch
 
     def least(self, may: np.ndarray, proof: Any) -> float:
         """Time that the slowest device takes at least, `least_ms` and waits aside, by these forms and choices.
@@ -46,6 +50,8 @@ class Costs:
         of all devices; if one has none, what shards cost their own devices is shared out over the others. A device with
         a shard that takes longer than the guess has rows, or all devices have.
         """
+        if not np.logical_or.reduceat(may.any(axis=1), self.forms.first[:-1]).all():
+            return np.inf  # no plan
         guess, price = number(proof["guess"]), np.array([number(one) for one in proof["memory"]])
 
         def mean(dearest: np.ndarray, total: np.ndarray) -> float:

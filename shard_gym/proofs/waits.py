@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from shard_gym.plan.forms import DEVICE, HOST, Forms
-from shard_gym.proofs.common import require
-from shard_gym.proofs.prices import Costs, forms_of
+from shard_gym.proofs.common import number, require
+from shard_gym.proofs.prices import Costs, dearest_of, forms_of, sums_of
 from shard_gym.records.numbers import whole
 from shard_gym.simulators import FastSimulator
 from shard_gym.task.task import Task
@@ -26,9 +27,52 @@ def proven(task: Task, simulator: FastSimulator, proof: Any) -> float:
     require(len(told) <= MOST_CASES, "these are too many cases")
     cases = {}
     for case in told:
-        columns, costs = frozenset(map(whole, case["columns"])), Costs(simulator, forms, whole(case["sum"]))
-        cases[columns] = costs.least(waits.within(columns), case)
+        columns, of_sum = frozenset(map(whole, case["columns"])), whole(case["sum"])
+        require(len(case["spans"]) <= MOST_CASES, "these are too many spans")
+        cases[columns] = Ahead(simulator, forms, of_sum).least(waits.within(columns), case["spans"])
     return waits.least(cases)[0]
+
+
+class Ahead:
+    """Costs by one sum, part of which ends for all devices when the slowest is done with it."""
+
+    def __init__(self, simulator: FastSimulator, forms: Forms, of_sum: int) -> None:
+        task, launch = forms.task, simulator.launch(forms.task)
+        ahead, (floor, average) = simulator.ahead(task)[of_sum], sums_of(simulator, task, of_sum)
+        self.all, self._ahead = Costs(forms, floor, average, launch), ahead
+        self._rest = forms, floor - ahead, average - ahead, launch
+
+    @cached_property
+    def ahead(self) -> np.ndarray:
+        """The dearest shard in the first part, by forms and choices, (R, 4)."""
+        return dearest_of(self.all.forms, self.all.forms.loads(self._ahead))
+
+    @cached_property
+    def rest(self) -> Costs:
+        """Costs of what follows."""
+        return Costs(*self._rest)
+
+    def least(self, may: np.ndarray, spans: list[Any]) -> float:
+        """Time that the slowest device takes at least: in some span, which is how long the first part may take.
+
+        It takes as long as any shard's, so a plan of the span has none that takes longer than `most`; and the part
+        takes longer than the span before. The last span has no end.
+        """
+        found, low = np.inf, 0.0
+        for span in spans:
+            most = np.inf if span is spans[-1] else number(span["most"])
+            found, low = min(found, self.of_span(may, low, most, span)), max(low, most)
+        return found if spans else 0.0
+
+    def within(self, may: np.ndarray, most: float) -> np.ndarray:
+        """Forms and choices without a shard that takes longer in the first part, (R, 4)."""
+        return may & (self.ahead <= most) if most < np.inf else may
+
+    def of_span(self, may: np.ndarray, low: float, most: float, span: Any) -> float:
+        """Time that the slowest device takes at least, where the first part takes longer than `low`, up to `most`."""
+        may = self.within(may, most)
+        ms = self.all.least(may, span["all"])
+        return max(ms, low + self.rest.least(may, span["rest"])) if low else ms
 
 
 class Waits:

@@ -185,6 +185,17 @@ class Roofline(FastSimulator):
         alike = len(set(task.speed)) == 1 and not (group and task.num_devices % group)
         return self._with_comm(task, even_comm_ms if alike else least_comm_ms)
 
+    def ahead(self, task: Task) -> list[np.ndarray]:
+        """Forward passes, with rows that come from the host's memory."""
+        found = FastSimulator.floors(self, task)
+        if task.objective == "kernel":
+            return [np.zeros_like(floor) for floor in found]
+        for weights in found:
+            weights[:, [BACKWARD_DRAM, BACKWARD_ISSUE, SORT]] = 0.0
+            if mixed(task):
+                weights[:, COUNT + 1 + FETCHED] = MIB / (task.host_link or self.hardware.host_link)
+        return found
+
     def least_ms(self, task: Task) -> float:
         """The launch of one forward pass, which all wait for."""
         return 0.0 if task.objective == "kernel" else self.hardware.launch_us * float(task.ms_per_us.min())
