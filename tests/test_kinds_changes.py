@@ -107,7 +107,7 @@ def test_annealing_finds_the_best_of_all_plans(seed):
 
 
 def test_a_piece_moves_and_pieces_of_two_tables_swap():
-    """By hand: which numbers are drawn says what is done."""
+    """Numbers that are drawn say what is done, by hand."""
     task = drawn(0, 4, 0.2, kinds=("tw",), links=None)
     changing = Changing(begun(task))
     changing.plan[:, :3] = [[i, DEVICE, i] for i in range(4)]  # each whole on its own device
