@@ -81,10 +81,9 @@ class _Options:
     def __init__(self, forms: Forms, cost: np.ndarray, dearest: np.ndarray) -> None:
         self.room = np.array([memory.sum() for memory in rooms(forms.task)], np.float64)
         self.passes = ROUNDS if len(forms.residences) > 1 else 1
-        self.all_cost, self.all_dearest = cost, dearest  # (R, 4)
-        self.all_size = forms.taken.astype(np.float64)  # (2, R, 4)
-        values = np.stack([cost, dearest, *self.all_size]).reshape(4, -1)
+        values = np.stack([cost, dearest, *forms.taken]).reshape(4, -1)
         counts, fits = 4 * np.diff(forms.first), np.isfinite(cost).ravel()
+        self.every = values[:, fits]  # cost, slowest shard and bytes
         option = np.minimum(4 * forms.first[:-1, None] + np.arange(counts.max(initial=1)), cost.size - 1)  # (N, M)
         real = (np.arange(option.shape[1]) < counts[:, None]) & fits[option]
         option, real = _to_the_left(option, real)
@@ -117,14 +116,15 @@ class _Relaxed:
     """The least mean of devices, by options without a slower shard, with a price on bytes that makes it largest."""
 
     def __init__(self, options: _Options, slowest: float = np.inf) -> None:
-        real = np.isfinite(options.all_cost) & (options.all_dearest <= slowest)
+        real = options.every[1] <= slowest
         self.room, self.size = options.room, options.size
         self.cost = np.where(options.dearest <= slowest, options.cost, np.inf)
         self.price, self.mean = np.zeros(2), self._at(np.zeros(2))[0]
-        cost, size = options.all_cost[real], options.all_size[:, real]
+        cost, _, *size = options.every[:, real]
         dear = [
             (memory, cost.mean() / max(1.0, size[memory].mean()))
-            for memory in np.flatnonzero(size.any(axis=1)).tolist()
+            for memory in range(len(size))
+            if size[memory].any()
         ]
         for _ in range(options.passes):
             for memory, scale in dear:

@@ -31,12 +31,13 @@ class Board:
         unit: float,
         ask: Callable[[np.ndarray], float] | None = None,
         share: np.ndarray | None = None,
+        options: Options | None = None,
     ) -> None:
         self.choices, self.unit, self.ask = choices, unit, ask
         self.share = np.ones((1, 1)) if share is None else share[:, None]  # (P, 1) of each phase
         self.scale = unit * self.share**0.75  # a power of a load counts as the share of one in units of the share
-        self.options = Options(choices, loads / self.scale[..., None, None], choices.may)
-        self.sums = np.zeros((choices.task.num_devices, choices.forms.vector.shape[2]))  # where costs do not add up
+        self.options = options or Options(choices, loads / self.scale[..., None, None], choices.may)
+        self.sums = np.zeros((choices.task.num_devices, choices.forms.part_vector.shape[1]))  # where costs do not add up
         self.offset = offset / self.scale + LIFT * self.share**0.25  # (P, K)
         self.lift = LIFT
         self.price = price[: len(choices.room)] / unit
