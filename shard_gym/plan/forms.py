@@ -178,8 +178,8 @@ class Forms:
     def taken(self) -> np.ndarray:
         """Bytes that a table takes in all, there and in hosts' memory, by each choice of each form, (2, R, 4)."""
         size, host = self.bytes, self.task.devices_per_host
-        total = size.sum(axis=-1)
-        total[..., DEVICE] = size[..., DEVICE, 0] * self.pieces
+        total = size[..., 0] * np.where(np.arange(len(KINDS_OF)) == COPY, self.task.num_devices, self.pieces[:, None])
+        total[..., ALL] = size[..., ALL, :].sum(axis=-1)
         total[..., HOST] = size[..., HOST, :host].sum(axis=-1) * self.pieces
         return total
 

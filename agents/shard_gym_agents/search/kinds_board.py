@@ -149,8 +149,8 @@ class Board:
         self.form[items], self.alone[items] = form, (times > 0) & (choice == DEVICE)[:, None]
         pieces = np.where(choice <= HOST, self.choices.forms.pieces[form], 1)
         columns = (column.tolist() for column in (items, found.worth[done], form, choice, found.targets[done], pieces))
-        for item, worth, of, by, targets, count in zip(*columns, strict=True):
-            self.chosen[item] = Option(worth, of, by, tuple(targets[:count]))
+        for item, *option, targets, count in zip(*columns, strict=True):
+            self.chosen[item] = Option(*option, tuple(targets[:count]))
         if self.ask is not None:
             self.sums += self.choices.sum_of(form, choice, times)
         return True
