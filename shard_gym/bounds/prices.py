@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shard_gym import core
-from shard_gym.plan.forms import DEVICE, HOST, Forms
+from shard_gym.plan.forms import ALL, DEVICE, HOST, Forms
 from shard_gym.plan.violations import rooms
 from shard_gym.simulators.base import along_devices
 
@@ -81,25 +81,26 @@ class _Options:
     def __init__(self, forms: Forms, cost: np.ndarray, dearest: np.ndarray) -> None:
         self.room = np.array([memory.sum() for memory in rooms(forms.task)], np.float64)
         self.passes = ROUNDS if len(forms.residences) > 1 else 1
+        fits = np.flatnonzero(np.isfinite(cost))
         values = np.stack([cost, dearest, *forms.taken]).reshape(4, -1)
-        counts, fits = 4 * np.diff(forms.first), np.isfinite(cost).ravel()
         self.every = values[:, fits]  # cost, slowest shard and bytes
-        option = np.minimum(4 * forms.first[:-1, None] + np.arange(counts.max(initial=1)), cost.size - 1)  # (N, M)
-        real = (np.arange(option.shape[1]) < counts[:, None]) & fits[option]
-        option, real = _to_the_left(option, real)
+        option, real = _by_table(forms, fits)
         for start in range(0, len(option), AT_ONCE):
             some = slice(start, start + AT_ONCE)
             real[some] &= ~_useless(np.where(real[some], values[:, option[some]], np.inf))
-        option, real = _to_the_left(option, real)
+        option, real = _by_table(forms, option[real])
         nothing = np.array([np.inf, np.inf, 0, 0])[:, None, None]
         self.cost, self.dearest, *size = np.where(real, values[:, option], nothing)
         self.size = np.stack(size)  # (2, N, M)
 
 
-def _to_the_left(option: np.ndarray, real: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Options of each table, (N, M), with those that are real first, in their order; as few columns as will do."""
-    order = np.argsort(~real, axis=1, kind="stable")[:, : max(1, int(real.sum(axis=1).max(initial=0)))]
-    return np.take_along_axis(option, order, axis=1), np.take_along_axis(real, order, axis=1)
+def _by_table(forms: Forms, options: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Options of each table in their order, (N, M), and which are real: as few columns as will do."""
+    counts = np.bincount(forms.table[options // 4], minlength=forms.task.num_tables)
+    real = np.arange(max(1, counts.max(initial=0))) < counts[:, None]
+    option = np.zeros(real.shape, np.int64)
+    option[real] = options
+    return option, real
 
 
 def _useless(values: np.ndarray) -> np.ndarray:
@@ -127,8 +128,11 @@ class _Relaxed:
             if size[memory].any()
         ]
         for _ in range(options.passes):
+            before = self.price[1]
             for memory, scale in dear:
                 self._set(memory, scale)
+            if self.price[1] == before:  # once more would find the same
+                break
 
     def _at(self, price: np.ndarray) -> tuple[float, np.ndarray]:
         """The mean at a price, and the bytes that tables take more than there are."""
@@ -167,7 +171,8 @@ def _totals(forms: Forms, loads: np.ndarray) -> np.ndarray:
     """The least that each form adds to the mean of devices by each choice, devices weighted by their speed, (R, 4)."""
     speed = np.array(forms.task.speed)
     cost = loads * (speed / speed.sum())
-    total = cost.sum(axis=2)
+    total = np.empty(cost.shape[:2])
+    total[:, ALL:] = cost[:, ALL:].sum(axis=2)
     total[:, DEVICE] = cost[:, DEVICE].min(axis=1) * forms.pieces
     total[:, HOST] = forms.by_host(cost[:, HOST]).sum(axis=2).min(axis=1) * forms.pieces
     return np.where(forms.fits, total, np.inf)
@@ -175,7 +180,8 @@ def _totals(forms: Forms, loads: np.ndarray) -> np.ndarray:
 
 def _dearest(forms: Forms, loads: np.ndarray) -> np.ndarray:
     """The least cost of the dearest device that holds a part of a table, by forms and choices, (R, 4)."""
-    dearest = along_devices(np.maximum, loads)[..., 0]
+    dearest = np.empty(loads.shape[:2])
+    dearest[:, ALL:] = along_devices(np.maximum, loads[:, ALL:])[..., 0]
     dearest[:, DEVICE] = loads[:, DEVICE].min(axis=1)
     dearest[:, HOST] = forms.by_host(loads[:, HOST]).max(axis=2).min(axis=1)
     return np.where(forms.fits, dearest, np.inf)

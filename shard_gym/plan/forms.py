@@ -31,7 +31,8 @@ def blocks_of(devices: int, host: int) -> np.ndarray:
 
 def parts_at(part: np.ndarray, whole: np.ndarray, block: np.ndarray) -> np.ndarray:
     """The parts that blocks are: parts (..., 3) of pieces with so many full blocks (...), blocks (..., K)."""
-    return np.take_along_axis(part, shape_of(block, np.asarray(whole)[..., None]), axis=-1)
+    shape, each = shape_of(block, np.asarray(whole)[..., None]), np.arange(part.size // 3).reshape(*part.shape[:-1], 1)
+    return part.take(3 * each + shape)
 
 
 def shape_of(block: np.ndarray, whole: np.ndarray) -> np.ndarray:
@@ -169,10 +170,11 @@ class Forms:
         """True for choices that the task leaves and that empty devices have room for, a piece on each, (R, 4)."""
         room = np.stack(rooms(self.task))[:, None, None]
         fits: np.ndarray = np.all(self.bytes <= room, axis=0)  # (R, 4, K)
-        found: np.ndarray = np.all(fits, axis=2)
-        found[:, DEVICE] = np.any(fits[:, DEVICE], axis=1)
-        found[:, HOST] = np.any(np.all(self.by_host(fits[:, HOST]), axis=2), axis=1)
-        return found & self.may
+        found = self.may.copy()
+        found[:, ALL:] &= np.all(fits[:, ALL:], axis=2)
+        found[:, DEVICE] &= np.any(fits[:, DEVICE], axis=1)
+        found[:, HOST] &= np.any(np.all(self.by_host(fits[:, HOST]), axis=2), axis=1)
+        return found
 
     @cached_property
     def taken(self) -> np.ndarray:
