@@ -1,56 +1,20 @@
 """Items in turn, each in its option that adds least, by numpy: what `core.in_turn` does, for several greedies at once.
 
-The greedies differ in prices of memory and in how much loads are raised, and so in what is chosen. Sums are made in
-the order that C makes them.
+The greedies differ in prices of memory and in how much loads are raised, and so in what is chosen. Sums over devices
+are made in their order, so that C gives the same numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from shard_gym import core
-from shard_gym.plan.forms import HOST
+from shard_gym.plan.forms import DEVICE, HOST
 
 BEFORE = np.array([1, 2, 0, 0])  # order of the choices: shards on all devices, then pieces on devices, then on hosts
-
-
-class Some(NamedTuple):
-    """The options of an item: the first are on all devices, then pieces go to devices, and the last to hosts."""
-
-    forms: np.ndarray  # (O,)
-    choice: np.ndarray  # (O,)
-    pieces: np.ndarray  # (O,)
-    loads: np.ndarray  # (P, O, K) of a piece on a device
-    size: np.ndarray  # (Q, O, K) bytes of it
-    taken: np.ndarray  # (Q, O) bytes of all pieces
-    on_all: int
-    on_devices: int
-
-
-@dataclass(frozen=True, eq=False)
-class State:
-    """What L greedies have placed so far: loads, (P, L, K), and what is free, (Q, L, K)."""
-
-    load: np.ndarray
-    free: np.ndarray
-
-    def fourth(self, loads: np.ndarray) -> np.ndarray:
-        """Fourth powers of loads with these, (P, M, K), phases added up, (L, M, K)."""
-        cost = self.load[:, :, None] + loads[:, None]
-        np.maximum(cost, 0.0, out=cost)
-        cost *= cost
-        cost *= cost
-        found: np.ndarray = cost.sum(axis=0)
-        return found
-
-    def fits(self, size: np.ndarray) -> np.ndarray:
-        """True for devices that have room for bytes, (Q, M, K); (L, M, K)."""
-        found: np.ndarray = (size[:, None] <= self.free[:, :, None]).all(axis=0)
-        return found
 
 
 class Asked(NamedTuple):
@@ -87,105 +51,130 @@ def _in_turn(
     price: np.ndarray,
 ) -> list[core.Picks]:
     """The same of L greedies: load and offset (P, L, K), free (Q, L, K), more (n, P, L) and prices (n, Q, L)."""
-    state, (n, _, count), k = State(load, free), more.shape, load.shape[2]
+    (n, _, count), k = more.shape, load.shape[2]
     worth, picked = np.full((count, n), np.inf), np.zeros((count, n, 2 + core.MOST_PIECES), np.int64)
-    times, asked, each = np.zeros((count, n, k)), 0, np.arange(count)
+    picked[..., 0] = -1
+    times, asked, known = np.zeros((count, n, k)), 0, dict[bytes, Steps]()
     for i, some in enumerate(_options(options, order)):
         load += more[i, ..., None]
         offset += more[i, ..., None]
-        least, added = _least(state, some, options.host)
-        adds = least / 4 + _paid(price[i], some.taken)
-        best = adds.argmin(axis=1)
-        worth[:, i] = adds[each, best]
-        on_hosts = len(some.forms) - some.on_all - some.on_devices
-        asked += some.on_all + some.on_devices * k + on_hosts * (k // options.host)
-        for one, option in enumerate(best.tolist()):
-            if worth[one, i] == np.inf:
-                picked[one, i, 0] = -1
+        if not len(some.form):
+            continue
+        key = some.choice.tobytes() + some.pieces.tobytes()
+        steps = known[key] = known.get(key) or Steps(some.choice, some.pieces, k, options.host)
+        asked += steps.asked
+        on_all, added = steps.added(some, load, free)
+        least = np.concatenate([on_all, steps.least(added)], axis=1) / 4 + _paid(price[i], some.taken)
+        for one, option in enumerate(least.argmin(axis=1).tolist()):
+            if (least_of_all := least[one, option]) == np.inf:
                 continue
-            picked[one, i, :2] = some.forms[option], some.choice[option]
-            if option < some.on_all:
+            worth[one, i] = least_of_all
+            picked[one, i, :2] = some.form[option], some.choice[option]
+            if option < steps.on_all:
                 times[one, i] = 1
                 continue
-            part = int(some.choice[option])  # DEVICE or HOST
-            row = option - some.on_all - part * some.on_devices
-            places = _places(added[part][one, row], int(some.pieces[option]))
+            places = steps.places(added[one, option - steps.on_all], int(some.pieces[option]))
             picked[one, i, 2 : 2 + len(places)] = places
-            span = options.host if part == HOST else 1
+            span = options.host if some.choice[option] == HOST else 1
             times[one, i] = np.bincount(places, minlength=k // span).repeat(span)
-        load += some.loads[:, best] * times[:, i]
-        free -= some.size[:, best] * times[:, i]
+        form, choice = picked[:, i, 0], picked[:, i, 1]
+        load += options.loads[:, form, choice] * times[:, i]
+        free -= options.size[:, form, choice] * times[:, i]
     return [core.Picks(asked, w, p[:, 0], p[:, 1], p[:, 2:], t) for w, p, t in zip(worth, picked, times, strict=True)]
+
+
+class Some(NamedTuple):
+    """The options of an item: the first are on all devices, then pieces go to devices, and the last to hosts."""
+
+    form: np.ndarray  # (O,)
+    choice: np.ndarray  # (O,)
+    pieces: np.ndarray  # (O,)
+    loads: np.ndarray  # (P, O, K) of a piece on a device
+    size: np.ndarray  # (Q, O, K) bytes of it
+    taken: np.ndarray  # (Q, O) bytes of all pieces
 
 
 def _options(given: core.Options, order: np.ndarray) -> Iterator[Some]:
     """The options of each item in turn."""
     form, choice = np.nonzero(given.may)
     item = np.repeat(np.arange(len(given.first) - 1), np.diff(given.first))[form]
-    kind = 3 * item + BEFORE[choice]
-    by_item = kind.argsort(kind="stable")
-    form, choice = form[by_item], choice[by_item]
+    sorted_ = (3 * item + BEFORE[choice]).argsort(kind="stable")
+    form, choice, item = form[sorted_], choice[sorted_], item[sorted_]
     loads, size = given.loads[:, form, choice], given.size[:, form, choice]
     pieces = np.where(choice <= HOST, given.pieces[form], 1)
     spans = np.array([1, given.host, loads.shape[2], loads.shape[2]])[choice]
     taken = pieces * np.where(np.arange(loads.shape[2]) < spans[:, None], size, 0).sum(axis=2)
-    starts = np.searchsorted(kind[by_item], np.arange(3 * len(given.first)))
-    for one in order.tolist():
-        start, devices, hosts, end = starts[3 * one : 3 * one + 4].tolist()
+    starts = np.searchsorted(item, np.arange(len(given.first)))
+    for start, end in zip(starts[order].tolist(), starts[order + 1].tolist(), strict=True):
         some = slice(start, end)
-        columns = form[some], choice[some], pieces[some], loads[:, some], size[:, some], taken[:, some]
-        yield Some(*columns, devices - start, hosts - devices)
+        yield Some(form[some], choice[some], pieces[some], loads[:, some], size[:, some], taken[:, some])
 
 
-def _least(state: State, some: Some, host: int) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The least that each option adds to fourth powers, (L, O), and what pieces add to devices, and to hosts, one by
-    one, (L, o, J, places)."""
-    k, e = some.loads.shape[2], some.on_all
-    power = state.fourth(np.zeros((len(some.loads), 1, k)))
-    on_all = _in_order(state.fourth(some.loads[:, :e])) - _in_order(power)
-    on_all[~state.fits(some.size[:, :e]).all(axis=2)] = np.inf
-    pieces = some.pieces[e:]
-    most = int(pieces.max(initial=1))
-    times = np.arange(1, most + 1)[:, None]
-    cost = state.fourth((some.loads[:, e:, None] * times).reshape(len(some.loads), -1, k))
-    fits = state.fits((some.size[:, e:, None] * times).reshape(len(some.size), -1, k))
-    shape = len(power), len(pieces), most, k
-    cost, full = cost.reshape(shape), ~(fits.reshape(shape) & (times <= pieces[:, None, None]))
-    found, added = [on_all], []
-    for part, span in ((slice(some.on_devices), 1), (slice(some.on_devices, None), host)):
-        grown, was, closed = cost[:, part], power, full[:, part]
-        if span > 1:
-            grown, was = (_in_order(_by_place(values, span)) for values in (grown, was))
-            closed = _by_place(closed, span).any(axis=-1)
-        more = np.empty(grown.shape)
-        np.subtract(grown[:, :, 1:], grown[:, :, :-1], out=more[:, :, 1:])
-        np.subtract(grown[:, :, 0], was, out=more[:, :, 0])
-        more[closed] = np.inf
-        added.append(more)
-        if more.size:
-            found.append(_cheapest(more.reshape(*more.shape[:2], -1), pieces[part], most))
-    return np.concatenate(found, axis=1), added
+class Steps:
+    """What pieces of options are asked about, one by one, for items with options of the same choices and pieces.
 
+    M steps: a piece on all devices; 1, 2, .. pieces on any device; none; 1, 2, .. on any host.
+    """
 
-def _cheapest(more: np.ndarray, pieces: np.ndarray, most: int) -> np.ndarray:
-    """The sum of the least so many numbers of each row, from the least on, (L, o)."""
-    if most == 1:
-        return more.min(axis=2)
-    found: np.ndarray = np.sort(more, axis=2)[..., :most].cumsum(axis=2)[:, np.arange(len(pieces)), pieces - 1]
-    return found
+    def __init__(self, choice: np.ndarray, pieces: np.ndarray, devices: int, host: int) -> None:
+        self.devices, self.host, self.hosts = devices, host, devices // host
+        self.on_all, self.most = int((choice > HOST).sum()), int(pieces.max())
+        self.none = self.on_all + int(pieces[choice == DEVICE].sum())
+        first = pieces.cumsum() - pieces
+        times = np.arange(pieces.sum()) - first.repeat(pieces) + 1.0
+        self.option = np.insert(np.arange(len(pieces)).repeat(pieces), self.none, 0)  # (M,)
+        self.times = np.insert(times, self.none, 0)[:, None]  # (M, 1)
+        # the step before each, where pieces go to devices, and to hosts
+        before = np.where(self.times[:, 0] == 1, self.none, np.arange(len(self.times)) - 1)
+        self.on_devices, self.on_hosts = before[self.on_all : self.none], before[self.none + 1 :] - self.none
+        # where it is told what pieces add, place by place, of those options; in the end what is out of reach
+        placed = slice(self.on_all, None)
+        self.pieces, first = pieces[placed], first[placed]
+        places = np.where(choice[placed] == HOST, self.hosts, devices)
+        start = np.where(
+            choice[placed] == HOST,
+            len(self.on_devices) * devices + (first - self.none) * self.hosts,
+            (first - self.on_all) * devices,
+        )
+        place, j = np.divmod(np.arange(devices * self.most), self.most)
+        at = start[:, None] + j * places[:, None] + place
+        end = len(self.on_devices) * devices + len(self.on_hosts) * self.hosts
+        self.at = np.where((j < self.pieces[:, None]) & (place < places[:, None]), at, end)  # (o, K * J)
+        self.asked = self.on_all + int(places.sum())
 
+    def added(self, some: Some, load: np.ndarray, free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What options add to fourth powers on all devices, (L, O'), and pieces of the others, (L, o, K * J)."""
+        cost = load[:, :, None] + (some.loads[:, self.option] * self.times)[:, None]
+        np.maximum(cost, 0.0, out=cost)
+        cost *= cost
+        cost *= cost
+        cost = cost.sum(axis=0)  # (L, M, K)
+        closed = ((some.size[:, self.option] * self.times)[:, None] > free[:, :, None]).any(axis=0)
+        on_all = _in_order(cost[:, : self.on_all]) - _in_order(cost[:, self.none : self.none + 1])
+        on_all[closed[:, : self.on_all].any(axis=2)] = np.inf
+        single = cost[:, self.on_all : self.none] - cost[:, self.on_devices]
+        np.copyto(single, np.inf, where=closed[:, self.on_all : self.none])
+        found = [single.reshape(len(cost), -1)]
+        if len(self.on_hosts):
+            shape = len(cost), -1, self.hosts, self.host
+            by_host = _in_order(cost[:, self.none :].reshape(shape))
+            several = by_host[:, 1:] - by_host[:, self.on_hosts]
+            np.copyto(several, np.inf, where=closed[:, self.none + 1 :].reshape(shape).any(axis=3))
+            found.append(several.reshape(len(cost), -1))
+        return on_all, np.concatenate([*found, np.full((len(cost), 1), np.inf)], axis=1).take(self.at, axis=1)
 
-def _by_place(values: np.ndarray, span: int) -> np.ndarray:
-    """Values of devices, (..., K), by places of so many, (..., places, span)."""
-    return values.reshape(*values.shape[:-1], values.shape[-1] // span, span)
+    def least(self, added: np.ndarray) -> np.ndarray:
+        """The least that all pieces of options add, one by one, (L, o)."""
+        if self.most == 1:
+            return added.min(axis=2)
+        found: np.ndarray = np.sort(added, axis=2)[..., : self.most].cumsum(axis=2)
+        return found[:, np.arange(len(self.pieces)), self.pieces - 1]
 
-
-def _places(more: np.ndarray, pieces: int) -> list[int]:
-    """Places of so many pieces, in their order, by what each adds, (J, places)."""
-    if pieces == 1:
-        return [int(more[0].argmin())]
-    cheapest = more.T.ravel().argsort(kind="stable")[:pieces]
-    return sorted((cheapest // len(more)).tolist())
+    def places(self, added: np.ndarray, pieces: int) -> list[int]:
+        """Places of an option's pieces, in order: where they add least, the first of equals."""
+        if pieces == 1:
+            return [int(added.argmin()) // self.most]
+        return sorted((added.argsort(kind="stable")[:pieces] // self.most).tolist())
 
 
 def _paid(price: np.ndarray, taken: np.ndarray) -> np.ndarray:
