@@ -122,11 +122,7 @@ class _Relaxed:
         self.cost = np.where(options.dearest <= slowest, options.cost, np.inf)
         self.price, self.mean = np.zeros(2), self._at(np.zeros(2))[0]
         cost, _, *size = options.every[:, real]
-        dear = [
-            (memory, cost.mean() / max(1.0, size[memory].mean()))
-            for memory in range(len(size))
-            if size[memory].any()
-        ]
+        dear = [(i, cost.mean() / max(1.0, taken.mean())) for i, taken in enumerate(size) if taken.any()]
         for _ in range(options.passes):
             before = self.price[1]
             for memory, scale in dear:
@@ -182,6 +178,6 @@ def _dearest(forms: Forms, loads: np.ndarray) -> np.ndarray:
     """The least cost of the dearest device that holds a part of a table, by forms and choices, (R, 4)."""
     dearest = np.empty(loads.shape[:2])
     dearest[:, ALL:] = along_devices(np.maximum, loads[:, ALL:])[..., 0]
-    dearest[:, DEVICE] = loads[:, DEVICE].min(axis=1)
-    dearest[:, HOST] = forms.by_host(loads[:, HOST]).max(axis=2).min(axis=1)
+    dearest[:, DEVICE] = along_devices(np.minimum, loads[:, DEVICE])[..., 0]
+    dearest[:, HOST] = along_devices(np.maximum, forms.by_host(loads[:, HOST]))[..., 0].min(axis=1)
     return np.where(forms.fits, dearest, np.inf)

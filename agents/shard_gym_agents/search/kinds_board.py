@@ -23,7 +23,7 @@ class Board:
     made as even as any other, and a millisecond more of one counts as much as of another.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what boards of a search share, and what each has of its own
         self,
         choices: Choices,
         loads: np.ndarray,
@@ -38,7 +38,8 @@ class Board:
         self.share = np.ones((1, 1)) if share is None else share[:, None]  # (P, 1) of each phase
         self.scale = unit * self.share**0.75  # a power of a load counts as the share of one in units of the share
         self.options = options or Options(choices, loads / self.scale[..., None, None], choices.may)
-        self.sums = np.zeros((choices.task.num_devices, choices.forms.part_vector.shape[1]))  # where costs do not add up
+        width = choices.forms.part_vector.shape[1]
+        self.sums = np.zeros((choices.task.num_devices, width))  # where costs do not add up
         self.offset = offset / self.scale + LIFT * self.share**0.25  # (P, K)
         self.lift = LIFT
         self.price = price[: len(choices.room)] / unit
@@ -153,8 +154,8 @@ class Board:
         self.form[items], self.alone[items] = form, (times > 0) & (choice == DEVICE)[:, None]
         pieces = np.where(choice <= HOST, self.choices.forms.pieces[form], 1)
         columns = (column.tolist() for column in (items, found.worth[done], form, choice, found.targets[done], pieces))
-        for item, *option, targets, count in zip(*columns, strict=True):
-            self.chosen[item] = Option(*option, tuple(targets[:count]))
+        for item, worth, of, by, targets, count in zip(*columns, strict=True):
+            self.chosen[item] = Option(worth, of, by, tuple(targets[:count]))
         if self.ask is not None:
             self.sums += self.choices.sum_of(form, choice, times)
 
@@ -251,7 +252,7 @@ class Board:
 
 
 def put_side_by_side(boards: list[Board], order: np.ndarray, lifts: list[np.ndarray]) -> None:
-    """Place items in turn, (n,), on each of some boards that share options; loads are raised by its lift before each."""
+    """Place items in turn, (n,), on each of some boards that share options; `lifts` are one for each board, (n,)."""
     if boards[0].choices.rules.binding:
         for board, lift in zip(boards, lifts, strict=True):
             board._put_in_turn(order, lift)

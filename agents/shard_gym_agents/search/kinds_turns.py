@@ -31,8 +31,8 @@ class Asked(NamedTuple):
 def in_turns(options: core.Options, asked: list[Asked]) -> list[core.Picks]:
     """Put items in turn, in the same order in each of some greedies; changes their loads, offsets and what is free."""
     if core.compiled() is not None:
-        found = [core.in_turn(options, *one) for one in asked]
-        return [one for one in found if one is not None]
+        told = [core.in_turn(options, *one) for one in asked]
+        return [one for one in told if one is not None]
     load, free, offset = (np.stack([one[i] for one in asked], axis=1) for i in range(3))
     more, price = (np.stack([one[i] for one in asked], axis=2) for i in (4, 5))
     found = _in_turn(options, load, free, offset, asked[0].order, more, price)
