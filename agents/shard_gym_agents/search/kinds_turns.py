@@ -111,7 +111,7 @@ def _options(given: core.Options, order: np.ndarray) -> Iterator[Some]:
 
 
 class Steps:
-    """What pieces of options are asked about, one by one, for items with options of the same choices and pieces.
+    """Pieces that are asked about one by one, for items with options of the same choices and pieces.
 
     M steps: a piece on all devices; 1, 2, .. pieces on any device; none; 1, 2, .. on any host.
     """
@@ -143,7 +143,7 @@ class Steps:
         self.asked = self.on_all + int(places.sum())
 
     def added(self, some: Some, load: np.ndarray, free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What options add to fourth powers on all devices, (L, O'), and pieces of the others, (L, o, K * J)."""
+        """Fourth powers that options on all devices add, (L, O'), and each piece of the others, (L, o, K * J)."""
         cost = load[:, :, None] + (some.loads[:, self.option] * self.times)[:, None]
         np.maximum(cost, 0.0, out=cost)
         cost *= cost
@@ -164,7 +164,7 @@ class Steps:
         return on_all, np.concatenate([*found, np.full((len(cost), 1), np.inf)], axis=1).take(self.at, axis=1)
 
     def least(self, added: np.ndarray) -> np.ndarray:
-        """The least that all pieces of options add, one by one, (L, o)."""
+        """The least that all pieces of options add, (L, o)."""
         if self.most == 1:
             return added.min(axis=2)
         found: np.ndarray = np.sort(added, axis=2)[..., : self.most].cumsum(axis=2)
