@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from shard_gym import Plan, Task, make_pool, simulators
 from shard_gym.errors import InvalidPlan, SimulatorError
 from shard_gym.memory.shards import Shards, Tables
+from shard_gym.memory.usage import shard_bytes, shard_storage
 from shard_gym.plan.shards import shards
 from shard_gym.results.evaluate import score
 from shard_gym.simulators.base import GRAIN, counted, plan_latency
@@ -29,6 +30,7 @@ from shard_gym.simulators.roofline import (
 from shard_gym.tables.pool import GB
 from shard_gym.task.constraints import KINDS
 from shard_gym.task.links import Links
+from shard_gym.task.optimizers import OPTIMIZERS
 from shard_gym.task.suites import get
 
 RESIDENCES = ("hbm", "uvm", "cached")
@@ -222,6 +224,17 @@ def test_shards_add_up_to_their_tables(data):
     assert touched[~copied] == pytest.approx(whole.touched.sum(axis=1)[~copied])
     tables = smaller_tables(task, found)
     assert (abs(tables.rows - np.maximum(found.rows, 1)) <= 17).all() and (tables.dim == found.dim).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), accounting=st.sampled_from(("weights", "training")), optimizer=st.sampled_from(OPTIMIZERS))
+def test_bytes_are_those_of_the_formulas(data, accounting, optimizer):
+    """The short way to bytes of weights and states gives what their terms, written out, do."""
+    task, plan = drawn(data)
+    task = replace(task, accounting=accounting, optimizer=optimizer)
+    found = shards(task, plan)
+    (here, in_host), told = shard_bytes(task, found), shard_storage(task, found)
+    assert here.tolist() == told.hbm.bytes.tolist() and in_host.tolist() == told.ddr.bytes.tolist()
 
 
 @pytest.mark.parametrize("name", FAST)

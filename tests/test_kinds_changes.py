@@ -72,7 +72,7 @@ def test_books_are_kept_and_the_best_plan_fits(seed, heat):
     for turn in range(3):
         changing.go(np.random.default_rng(seed + turn), heat, 1.0)
     kept = {0, 3, 4}  # a pin, and tables apart: no change moves them
-    assert [replace(search.chosen[i], worth=0) for i in kept] == [replace(first[i], worth=0) for i in kept]
+    assert [search.chosen[i]._replace(worth=0) for i in kept] == [first[i]._replace(worth=0) for i in kept]
     changing.best = changing.plan
     now = {item: changing._option(item) for item in search.chosen}
     np.testing.assert_array_equal(changing.sums, search.choices.sums(now))

@@ -16,6 +16,7 @@ from shard_gym.simulators.base import counted
 from shard_gym.task.constraints import Constraints
 from shard_gym.task.links import Links
 from shard_gym_agents.search.kinds import Search, greedy
+from shard_gym_agents.search.kinds_board import put_side_by_side
 from shard_gym_agents.search.kinds_greedy import turns
 from shard_gym_agents.search.state import Budget
 from tests.test_core import built, by_both
@@ -100,11 +101,57 @@ def test_tables_in_turn_are_those_put_one_by_one(seed, planner):
         return board
 
     c, numpy = by_both(told)
-    assert list(c.chosen.items()) == list(numpy.chosen.items()) and (c.asked, c.lift) == (numpy.asked, numpy.lift)
+    same_boards(c, numpy)
+    one_by_one = search.board(turn.price)
+    for item, lift in zip(turn.order.tolist(), turn.lift.tolist(), strict=True):
+        one_by_one.raised(lift)
+        if (option := one_by_one.best(item)) is not None:
+            one_by_one.put(item, option)
+    same_boards(c, one_by_one)
+
+
+def same_boards(one, other):
+    assert list(one.chosen.items()) == list(other.chosen.items())
+    assert (one.asked, one.lift) == (other.asked, other.lift)
     for name in ("load", "offset", "free", "cost", "held", "sums", "alone"):
-        np.testing.assert_array_equal(getattr(c, name), getattr(numpy, name), err_msg=name)
-    placed = list(c.chosen)
-    np.testing.assert_array_equal(c.form[placed], numpy.form[placed])
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
+    placed = list(one.chosen)
+    np.testing.assert_array_equal(one.form[placed], other.form[placed])
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    planner=st.sampled_from(list(PLANNERS)),
+    caches=st.booleans(),
+    fill=st.floats(0.3, 1.2),
+    shares=st.lists(st.floats(0, 1), min_size=3, max_size=3),
+)
+@settings(max_examples=8, deadline=None)
+def test_boards_side_by_side_are_those_made_alone(seed, planner, caches, fill, shares):
+    search, _ = begun(seed, PLANNERS[planner], 0, caches=caches)
+    turn, rng = next(turns(search)), np.random.default_rng(seed)
+    may = search.choices.may & (rng.random(search.choices.may.shape) < shares[0])
+    lifts = [turn.lift * share for share in shares]
+
+    def fresh(share):
+        board = search.board(turn.price * share * 4)
+        board.narrow(may)
+        board.free *= fill
+        return board
+
+    def told():
+        boards = [fresh(share) for share in shares]
+        for board in boards:
+            board.options = boards[0].options
+        put_side_by_side(boards, turn.order, lifts)
+        return boards
+
+    c, numpy = by_both(told)
+    for i, share in enumerate(shares):
+        alone = fresh(share)
+        alone.put_in_turn(turn.order, lifts[i])
+        same_boards(c[i], numpy[i])
+        same_boards(c[i], alone)
 
 
 @built

@@ -129,6 +129,16 @@ def test_forms_are_the_shards_of_their_plans():
         np.testing.assert_array_equal(used, np.stack(bytes_used(task, placed)))
 
 
+def test_loads_of_devices_that_are_alike_are_those_of_each():
+    """Devices of the same weights are costed once; one that differs makes all be costed."""
+    task = drawn(1, 12)
+    forms, k = Forms.of(task, lambda shards: ROOFLINE.embed_shards(task, shards)), task.num_devices
+    rates = np.random.default_rng(0).random((k, forms.part_vector.shape[1]))
+    alike = np.repeat(rates[:1], k, axis=0)
+    other = np.concatenate([alike[:-1], rates[-1:]])
+    np.testing.assert_array_equal(forms.loads(alike)[..., :-1], forms.loads(other)[..., :-1])
+
+
 @pytest.mark.parametrize("name", SOLVERS)
 @pytest.mark.parametrize("planner", [TORCHREC, ROOFLINE], ids=lambda p: p.id)
 def test_constraints_hold(name, planner):

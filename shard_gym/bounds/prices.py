@@ -84,26 +84,26 @@ class _Options:
     def __init__(self, forms: Forms, cost: np.ndarray, dearest: np.ndarray) -> None:
         self.room = np.array([memory.sum() for memory in rooms(forms.task)], np.float64)
         self.passes = ROUNDS if len(forms.residences) > 1 else 1
-        self.all_cost, self.all_dearest = cost, dearest  # (R, 4)
-        self.all_size = forms.taken.astype(np.float64)  # (2, R, 4)
-        values = np.stack([cost, dearest, *self.all_size]).reshape(4, -1)
-        counts, fits = 4 * np.diff(forms.first), np.isfinite(cost).ravel()
-        option = np.minimum(4 * forms.first[:-1, None] + np.arange(counts.max(initial=1)), cost.size - 1)  # (N, M)
-        real = (np.arange(option.shape[1]) < counts[:, None]) & fits[option]
-        option, real = _to_the_left(option, real)
+        fits = np.flatnonzero(np.isfinite(cost))
+        values = np.stack([cost, dearest, *forms.taken]).reshape(4, -1)
+        self.every = values[:, fits]  # cost, slowest shard and bytes
+        option, real = _by_table(forms, fits)
         for start in range(0, len(option), AT_ONCE):
             some = slice(start, start + AT_ONCE)
             real[some] &= ~_useless(np.where(real[some], values[:, option[some]], np.inf))
-        option, real = _to_the_left(option, real)
+        option, real = _by_table(forms, option[real])
         nothing = np.array([np.inf, np.inf, 0, 0])[:, None, None]
         self.cost, self.dearest, *size = np.where(real, values[:, option], nothing)
         self.size = np.stack(size)  # (2, N, M)
 
 
-def _to_the_left(option: np.ndarray, real: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Options of each table, (N, M), with those that are real first, in their order; as few columns as will do."""
-    order = np.argsort(~real, axis=1, kind="stable")[:, : max(1, int(real.sum(axis=1).max(initial=0)))]
-    return np.take_along_axis(option, order, axis=1), np.take_along_axis(real, order, axis=1)
+def _by_table(forms: Forms, options: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Options of each table in their order, (N, M), and which are real: as few columns as will do."""
+    counts = np.bincount(forms.table[options // 4], minlength=forms.task.num_tables)
+    real = np.arange(max(1, counts.max(initial=0))) < counts[:, None]
+    option = np.zeros(real.shape, np.int64)
+    option[real] = options
+    return option, real
 
 
 def _useless(values: np.ndarray) -> np.ndarray:
@@ -120,18 +120,18 @@ class _Relaxed:
     """The least mean of devices, by options without a slower shard, with a price on bytes that makes it largest."""
 
     def __init__(self, options: _Options, slowest: float = np.inf) -> None:
-        real = np.isfinite(options.all_cost) & (options.all_dearest <= slowest)
+        real = options.every[1] <= slowest
         self.room, self.size = options.room, options.size
         self.cost = np.where(options.dearest <= slowest, options.cost, np.inf)
         self.price, self.mean = np.zeros(2), self._at(np.zeros(2))[0]
-        cost, size = options.all_cost[real], options.all_size[:, real]
-        dear = [
-            (memory, cost.mean() / max(1.0, size[memory].mean()))
-            for memory in np.flatnonzero(size.any(axis=1)).tolist()
-        ]
+        cost, _, *size = options.every[:, real]
+        dear = [(i, cost.mean() / max(1.0, taken.mean())) for i, taken in enumerate(size) if taken.any()]
         for _ in range(options.passes):
+            before = self.price[1]
             for memory, scale in dear:
                 self._set(memory, scale)
+            if self.price[1] == before:  # once more would find the same
+                break
 
     def _at(self, price: np.ndarray) -> tuple[float, np.ndarray]:
         """The mean at a price, and the bytes that tables take more than there are."""

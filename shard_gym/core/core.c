@@ -78,6 +78,8 @@ INLINE double between(double x, double low, double high) /* a NaN stays one, as 
 
 INLINE double larger(double a, double b) { return a > b || a != a ? a : b; }
 
+INLINE double smaller(double a, double b) { return a < b ? a : b; }
+
 /* Ours.times and Ours.decode: forward and backward ms of each shard, and what members say of both, in grains. */
 INLINE void learned(const Model *m, Py_ssize_t totals, Column *x, double *forward, double *backward, Column *whole)
 {
@@ -483,14 +485,14 @@ INLINE void powers(const Options *o, Py_ssize_t form, int choice, double times, 
     }
 }
 
-/* True if devices `from`, .. have room for so many pieces each. */
-INLINE int have_room(const Options *o, Py_ssize_t form, int choice, double times, Py_ssize_t from, Py_ssize_t count)
+/* True if all devices have room for a piece each. */
+INLINE int have_room(const Options *o, Py_ssize_t form, int choice)
 {
     int fits = 1;
     for (Py_ssize_t q = 0; q < o->memories; q++) {
         const double *size = of_choice(o, o->size, q, form, choice), *free = o->free + q * o->devices;
-        for (Py_ssize_t k = from; k < from + count; k++)
-            fits &= size[k] * times <= free[k];
+        for (Py_ssize_t k = 0; k < o->devices; k++)
+            fits &= size[k] <= free[k];
     }
     return fits;
 }
@@ -520,7 +522,7 @@ INLINE void keep_better(Pick *best, double worth, Py_ssize_t form, int choice)
 INLINE void on_all(const Options *o, Py_ssize_t form, int choice, const double *price, double all, Pick *best)
 {
     double total = 0.0;
-    if (!have_room(o, form, choice, 1.0, 0, o->devices))
+    if (!have_room(o, form, choice))
         return;
     powers(o, form, choice, 1.0, o->now);
     for (Py_ssize_t k = 0; k < o->devices; k++)
@@ -532,23 +534,36 @@ INLINE void on_all(const Options *o, Py_ssize_t form, int choice, const double *
     }
 }
 
-/* What each piece adds to each place of `span` devices, beside those before it; out of reach where it has no room. */
+INLINE double sum_at(const double *values, Py_ssize_t place, Py_ssize_t span)
+{
+    double sum = 0.0;
+    for (Py_ssize_t k = place * span; k < (place + 1) * span; k++)
+        sum += values[k];
+    return sum;
+}
+
+/* What each piece adds to each place of `span` devices, beside those before it, (pieces, places); out of reach where it
+   has no room. */
 INLINE void grow(const Options *o, Py_ssize_t form, int choice, Py_ssize_t span, Py_ssize_t pieces)
 {
-    const double *before = o->power;
-    for (Py_ssize_t j = 0; j < pieces; j++) {
-        powers(o, form, choice, (double)(j + 1), o->now);
-        for (Py_ssize_t place = 0; place < o->devices / span; place++) {
-            double total = 0.0, was = 0.0, *to = o->grown + place * (pieces + 1);
-            for (Py_ssize_t k = place * span; k < (place + 1) * span; k++) {
-                total += o->now[k];
-                was += before[k];
-            }
-            int open = have_room(o, form, choice, (double)(j + 1), place * span, span);
-            if (choice == ON_DEVICES && o->allowed)
-                open &= o->allowed[place] != 0;
-            to[j] = open ? total - (j ? to[pieces] : was) : INFINITY;
-            to[pieces] = total; /* the last one is what there was with the piece before */
+    Py_ssize_t places = o->devices / span;
+    double *to = o->grown, *before = to + pieces * places;
+    for (Py_ssize_t place = 0; place < places; place++)
+        before[place] = sum_at(o->power, place, span);
+    for (Py_ssize_t j = 0; j < pieces; j++, to += places) {
+        double times = (double)(j + 1);
+        powers(o, form, choice, times, o->now);
+        for (Py_ssize_t q = 0; q < o->memories; q++) {
+            const double *size = of_choice(o, o->size, q, form, choice), *free = o->free + q * o->devices;
+            for (Py_ssize_t k = 0; k < o->devices; k++)
+                o->now[k] = size[k] * times <= free[k] ? o->now[k] : INFINITY;
+        }
+        for (Py_ssize_t k = 0; choice == ON_DEVICES && o->allowed && k < o->devices; k++)
+            o->now[k] = o->allowed[k] ? o->now[k] : INFINITY;
+        for (Py_ssize_t place = 0; place < places; place++) {
+            double total = sum_at(o->now, place, span);
+            to[place] = total < INFINITY ? total - before[place] : INFINITY;
+            before[place] = total;
         }
     }
 }
@@ -558,28 +573,29 @@ INLINE void on_places(const Options *o, Py_ssize_t form, int choice, Py_ssize_t 
 {
     Py_ssize_t pieces = o->pieces[form], places = o->devices / span;
     int64_t chosen[MOST_PIECES];
-    double total = 0.0;
+    double total = 0.0, bytes = paid(o, form, choice, (double)pieces, span, price), *least = o->now;
     grow(o, form, choice, span, pieces);
-    for (Py_ssize_t i = 0; i < pieces; i++) {
-        double least = INFINITY, *at = NULL;
+    memcpy(least, o->grown, (size_t)places * sizeof(double));
+    for (Py_ssize_t j = 1; j < pieces; j++)
         for (Py_ssize_t place = 0; place < places; place++)
-            for (Py_ssize_t j = 0; j < pieces; j++) {
-                double *one = o->grown + place * (pieces + 1) + j;
-                if (*one < least) {
-                    least = *one;
-                    at = one;
-                    chosen[i] = place;
-                }
-            }
-        if (!at)
+            least[place] = smaller(o->grown[j * places + place], least[place]);
+    for (Py_ssize_t i = 0; i < pieces; i++) {
+        Py_ssize_t at = 0, j = 0;
+        for (Py_ssize_t place = 1; place < places; place++)
+            at = least[place] < least[at] ? place : at;
+        total += least[at];
+        if (!(total / 4 + bytes < best->worth) && least[at] >= 0.0) /* those to come add no less */
             return;
-        total += least;
-        *at = INFINITY;
+        while (j < pieces - 1 && o->grown[j * places + at] != least[at])
+            j++;
+        o->grown[j * places + at] = least[at] = INFINITY;
+        for (j = 0; j < pieces; j++)
+            least[at] = smaller(o->grown[j * places + at], least[at]);
+        chosen[i] = at;
     }
-    double worth = total / 4 + paid(o, form, choice, (double)pieces, span, price);
-    if (!(worth < best->worth))
+    if (!(total / 4 + bytes < best->worth))
         return;
-    keep_better(best, worth, form, choice);
+    keep_better(best, total / 4 + bytes, form, choice);
     for (Py_ssize_t i = 0, j; i < pieces; i++) {
         for (j = i; j && best->picked[1 + j] > chosen[i]; j--)
             best->picked[2 + j] = best->picked[1 + j];
@@ -588,7 +604,7 @@ INLINE void on_places(const Options *o, Py_ssize_t form, int choice, Py_ssize_t 
 }
 
 /* The option of a table that adds least to fourth powers of loads, and bytes at their price; how many were asked about. */
-INLINE Py_ssize_t pick_best(const Options *o, Py_ssize_t table, const double *price, Pick *best)
+INLINE Py_ssize_t pick_of(const Options *o, Py_ssize_t table, const double *price, Pick *best)
 {
     Py_ssize_t asked = 0;
     double all = 0.0;
@@ -608,15 +624,24 @@ INLINE Py_ssize_t pick_best(const Options *o, Py_ssize_t table, const double *pr
                 on_all(o, form, choice, price, all, best);
                 asked++;
             }
-    for (int choice = ON_DEVICES; choice <= ON_HOSTS; choice++) {
-        Py_ssize_t span = choice == ON_DEVICES ? 1 : o->host;
-        for (Py_ssize_t form = o->first[table]; form < o->first[table + 1]; form++)
-            if (o->may[form * CHOICES + choice]) {
-                on_places(o, form, choice, span, price, best);
-                asked += o->devices / span;
-            }
-    }
+    for (Py_ssize_t form = o->first[table]; form < o->first[table + 1]; form++)
+        if (o->may[form * CHOICES + ON_DEVICES]) {
+            on_places(o, form, ON_DEVICES, 1, price, best);
+            asked += o->devices;
+        }
+    for (Py_ssize_t form = o->first[table]; form < o->first[table + 1]; form++)
+        if (o->may[form * CHOICES + ON_HOSTS]) {
+            on_places(o, form, ON_HOSTS, o->host, price, best);
+            asked += o->devices / o->host;
+        }
     return asked;
+}
+
+INLINE Py_ssize_t pick_best(const Options *o, Py_ssize_t table, const double *price, Pick *best)
+{
+    Options few = *o; /* loops are compiled for it */
+    few.devices = TILE;
+    return o->devices == TILE ? pick_of(&few, table, price, best) : pick_of(o, table, price, best);
 }
 
 FOR_ALL_PROCESSORS

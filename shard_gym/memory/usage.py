@@ -66,10 +66,17 @@ def bytes_used(task: Task, shards: Shards) -> tuple[np.ndarray, np.ndarray]:
 
 def shard_bytes(task: Task, shards: Shards) -> tuple[np.ndarray, np.ndarray]:
     """Bytes of each shard in the device's memory and in its host's, (S,) both."""
-    if task.accounting not in OF_A_BATCH and not shards.of.in_host.any():
-        return _held(task, shards.table, shards.rows, shards.dim), np.zeros(len(shards.rows), np.int64)
-    found = shard_storage(task, shards)
-    return found.hbm.bytes, found.ddr.bytes
+    if task.accounting in OF_A_BATCH:
+        found = shard_storage(task, shards)
+        return found.hbm.bytes, found.ddr.bytes
+    of, held = shards.of, _held(task, shards.table, shards.rows, shards.dim)
+    if not of.in_host.any():
+        return held, np.zeros(len(shards.rows), np.int64)
+    weights = shards.rows * shards.dim * task.tables.element_bytes[shards.table]
+    a_row = 0 if task.accounting == "weights" else task.state_bytes[0, shards.table]
+    cached = np.where(of.cached, np.rint(weights * of.cache_load_factor).astype(np.int64), 0)
+    in_host = np.where(of.in_host, held - shards.rows * a_row, 0)  # weights, and the states of each
+    return held - in_host + cached, in_host
 
 
 def device_sums(values: np.ndarray, placements: np.ndarray, num_devices: int) -> np.ndarray:

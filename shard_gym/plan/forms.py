@@ -31,7 +31,8 @@ def blocks_of(devices: int, host: int) -> np.ndarray:
 
 def parts_at(part: np.ndarray, whole: np.ndarray, block: np.ndarray) -> np.ndarray:
     """The parts that blocks are: parts (..., 3) of pieces with so many full blocks (...), blocks (..., K)."""
-    return np.take_along_axis(part, shape_of(block, np.asarray(whole)[..., None]), axis=-1)
+    shape, each = shape_of(block, np.asarray(whole)[..., None]), np.arange(part.size // 3).reshape(*part.shape[:-1], 1)
+    return part.take(3 * each + shape)
 
 
 def shape_of(block: np.ndarray, whole: np.ndarray) -> np.ndarray:
@@ -79,10 +80,13 @@ class Forms:
         may[:, COPY] &= np.array([name == "hbm" for name, _ in residences])[residence]
         may[:, :COPY] &= (_lives(task, residences)[table, residence] & _wide(task, table, level))[:, None]
         whole, height, told = _blocks(task, task.tables.rows[table], may)
-        form, choice, _ = np.nonzero(told)
+        # side by side parts that are alike but for where they live
+        group, choice, shape, home = told.reshape(-1, len(residences), *told.shape[1:]).transpose(0, 2, 3, 1).nonzero()
+        form = group * len(residences) + home
         part = np.full(told.shape, len(form))
-        part[told] = np.arange(len(form))
-        shards = _living(_embedded(task, form, choice, height[told], table, level), residence[form], residences)
+        part[form, choice, shape] = np.arange(len(form))
+        rows = height[form, choice, shape]
+        shards = _living(_embedded(task, form, choice, rows, table, level), residence[form], residences)
         size, vector = np.stack(shard_bytes(task, shards)), embed(shards)
         size = np.append(size, np.zeros((2, 1), np.int64), axis=1)
         vector = np.append(vector, np.zeros((1, vector.shape[1])), axis=0)
@@ -137,6 +141,8 @@ class Forms:
 
     def loads(self, rates: np.ndarray) -> np.ndarray:
         """Costs that each choice adds to each device it puts a shard on, by weights (K, H) of sums; (R, 4, K)."""
+        if (rates == rates[0]).all():  # devices are alike
+            return np.einsum("sh,h->s", self.part_vector, rates[0]).take(self.placed)
         cost: np.ndarray = np.einsum("sh,kh->sk", self.part_vector, rates)
         return cost.take(self._at)
 
@@ -164,17 +170,18 @@ class Forms:
         """True for choices that the task leaves and that empty devices have room for, a piece on each, (R, 4)."""
         room = np.stack(rooms(self.task))[:, None, None]
         fits: np.ndarray = np.all(self.bytes <= room, axis=0)  # (R, 4, K)
-        found: np.ndarray = np.all(fits, axis=2)
-        found[:, DEVICE] = np.any(fits[:, DEVICE], axis=1)
-        found[:, HOST] = np.any(np.all(self.by_host(fits[:, HOST]), axis=2), axis=1)
-        return found & self.may
+        found = self.may.copy()
+        found[:, ALL:] &= np.all(fits[:, ALL:], axis=2)
+        found[:, DEVICE] &= np.any(fits[:, DEVICE], axis=1)
+        found[:, HOST] &= np.any(np.all(self.by_host(fits[:, HOST]), axis=2), axis=1)
+        return found
 
     @cached_property
     def taken(self) -> np.ndarray:
         """Bytes that a table takes in all, there and in hosts' memory, by each choice of each form, (2, R, 4)."""
         size, host = self.bytes, self.task.devices_per_host
-        total = size.sum(axis=-1)
-        total[..., DEVICE] = size[..., DEVICE, 0] * self.pieces
+        total = size[..., 0] * np.where(np.arange(len(KINDS_OF)) == COPY, self.task.num_devices, self.pieces[:, None])
+        total[..., ALL] = size[..., ALL, :].sum(axis=-1)
         total[..., HOST] = size[..., HOST, :host].sum(axis=-1) * self.pieces
         return total
 
@@ -286,8 +293,9 @@ def _living(shards: Shards, residence: np.ndarray, residences: tuple[tuple[str, 
     """The shards with their rows where they live."""
     if all(name == "hbm" for name, _ in residences):
         return shards
-    endings = np.array([KERNELS.get(name, "") for name, _ in residences])[residence]
-    kernel = np.char.add(np.where(endings == "", shards.of.kernel, "fused"), endings)
+    here = np.array([name not in KERNELS for name, _ in residences])
+    kernels = np.array(["fused" + KERNELS.get(name, "") for name, _ in residences])
+    kernel = np.where(here[residence], shards.of.kernel, kernels[residence])
     cached = np.array([share if name == "cached" else 0.0 for name, share in residences])[residence]
     load = np.where(cached > 0, cached, shards.of.cache_load_factor)
     return replace(shards, of=replace(shards.of, kernel=kernel, cache_load_factor=load))

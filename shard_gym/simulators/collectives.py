@@ -48,21 +48,24 @@ def columns_sent(task: Task, shards: Shards) -> tuple[np.ndarray, np.ndarray]:
     return np.where(alone, sent, of_block), np.where(pooled, sent, 0)
 
 
-def traffic(task: Task, shards: Shards, lookups: Lookups) -> np.ndarray:
-    """Columns of bytes that S shards move beside the all-to-all of whole tables, (S, 6)."""
-    kind, (_, sent) = shards.kind, columns_sent(task, shards)
+def traffic(task: Task, shards: Shards, lookups: Lookups, missed: np.ndarray) -> list[np.ndarray]:
+    """Columns of the all-to-all of whole tables, then those that S shards move beside it; (S,) each of 7.
+
+    So many rows are `missed`, (S,), and come from the host's memory.
+    """
+    kind, (alone, sent) = shards.kind, columns_sent(task, shards)
     copies = np.where(kind == "dp", shards.rows * shards.dim * shards.of.element_bytes, 0)
     an_id = ID_BYTES + ID_WEIGHT_BYTES * task.tables.weighted[shards.table]
     ids = lookups.ids * an_id + lookups.bags * LENGTH_BYTES
     row = sectors(shards.dim * shards.of.element_bytes)
-    missed = lookups.missed(shards, row)
     # updated rows go back to the host; without a cache the backward pass reads them once more
     again = np.where(shards.of.cached, 1, 2) * missed * row
     states = (
         task.state_bytes[1, shards.table] // 4 * sectors(4 * shards.dim)
     )  # those of weights are in the host's memory too
-    states = np.where(shards.of.in_host, 2 * states * lookups.touched.sum(axis=1), 0)
-    columns = [
+    states = np.where(shards.of.in_host, 2 * states * lookups.distinct, 0)
+    return [
+        alone,
         np.where(kind == "rw", sent, 0),
         np.where(np.isin(kind, BY_HOST), sent, 0),
         copies / MIB,
@@ -70,7 +73,6 @@ def traffic(task: Task, shards: Shards, lookups: Lookups) -> np.ndarray:
         missed * row / MIB,
         (again + states) / MIB,
     ]
-    return np.stack(columns, axis=1)
 
 
 def host_ms(host_link: float, moved: np.ndarray) -> np.ndarray:

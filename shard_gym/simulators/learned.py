@@ -120,17 +120,18 @@ class Learned(FastSimulator):
         """Count, columns and distance of each shard, then the network's own; between them what `mixed` tasks move."""
         if not mixed(task):
             return super().embed_shards(task, shards)
-        from shard_gym.simulators.collectives import columns_sent, traffic
-        from shard_gym.simulators.lookups import Lookups, smaller_tables
+        from shard_gym.simulators.collectives import traffic
+        from shard_gym.simulators.lookups import Lookups, sectors, smaller_tables
 
         self._heed(task)
         some, tables = shards.rows > 0, smaller_tables(task, shards)
         far = np.where(shards.of.kernel == "fused", np.minimum(self._distance(tables), FARTHEST), FARTHEST)
-        sent, _ = columns_sent(task, shards)
-        moved = traffic(task, shards, Lookups.of(task, shards, self.batch))
+        lookups = Lookups.of(task, shards, self.batch)
+        missed = lookups.missed(shards, sectors(shards.dim * shards.of.element_bytes))
+        sent, *moved = traffic(task, shards, lookups, missed)
         rows = self._network_rows(task, tables, shards.kind == "dp") * some[:, None]
         own = np.stack([some, sent, far * some], axis=1)
-        return np.concatenate([on_grid(part) for part in (own, moved, rows)], axis=1)
+        return np.concatenate([on_grid(part) for part in (own, np.stack(moved, axis=1), rows)], axis=1)
 
     def _heed(self, task: Task) -> None:
         """Refuse a task that the fit has no answer to, and warn once where it answers for other settings."""

@@ -20,13 +20,29 @@ SECTOR = 32  # bytes of the smallest DRAM or L2 access
 
 @dataclass(frozen=True, eq=False)
 class Lookups:
-    """Lookups of S shards in a batch, by uses in the reference batch, and what its samples get for them."""
+    """Lookups of S shards in a batch, by uses in the reference batch, and what its samples get for them.
 
-    touched: np.ndarray  # (S, 17)
-    looked_up: np.ndarray  # (S, 17)
-    ids: np.ndarray  # (S,), all lookups
+    Shards of as many rows and columns of a table look up alike, wherever they live: counts of those side by side are
+    told once.
+    """
+
+    counts: np.ndarray  # (2, D, 17) rows touched and lookups
+    first: np.ndarray | slice  # (D,) the first shard that each is of
+    at: np.ndarray | slice  # (S,) the counts of each shard
+    distinct: np.ndarray  # (S,) all rows touched
+    ids: np.ndarray  # (S,) all lookups
     bags: np.ndarray  # (S,), those of a block of rows are all samples' bags; 0 where nothing is looked up
     pooled: np.ndarray  # (S,) bool
+
+    @property
+    def touched(self) -> np.ndarray:
+        """Rows touched of each shard, (S, 17)."""
+        return self.counts[0, self.at]
+
+    @property
+    def looked_up(self) -> np.ndarray:
+        """Lookups of each shard, (S, 17)."""
+        return self.counts[1, self.at]
 
     @property
     def rows_out(self) -> np.ndarray:
@@ -36,24 +52,41 @@ class Lookups:
     @classmethod
     def of_tables(cls, tables: TablePool, batch: float) -> Lookups:
         """Expected counts of whole tables in a batch."""
-        return cls._counted(*at_batch(tables, batch), batch * tables.bags.astype(np.float64), tables.pooled)
+        counts, bags = np.stack(at_batch(tables, batch)), batch * tables.bags.astype(np.float64)
+        return cls._counted(counts, slice(None), slice(None), bags, tables.pooled)
 
     @classmethod
     def of(cls, task: Task, shards: Shards, batch: int) -> Lookups:
         """Expected counts of a batch over all devices."""
-        table, tables = shards.table, task.tables
-        found = cls.of_tables(tables, batch)
-        touched, looked_up, bags = found.touched[table], found.looked_up[table], found.bags[table]
-        if (copied := shards.kind == "dp").any():
-            own, of = cls.of_tables(tables, batch / task.num_devices), table[copied]
-            touched[copied], looked_up[copied], bags[copied] = own.touched[of], own.looked_up[of], own.bags[of]
-        share = (shards.rows / tables.rows[table])[:, None]
-        return cls._counted(touched * share, looked_up * share, bags, tables.pooled[table])
+        table, tables, copied = shards.table, task.tables, shards.kind == "dp"
+        found = [cls.of_tables(tables, batch / ranks) for ranks in (1, task.num_devices)[: 1 + copied.any()]]
+        sizes = np.stack([table, shards.rows, shards.dim, copied])
+        new = np.append(True, (sizes[:, 1:] != sizes[:, :-1]).any(axis=0))[: len(table)]
+        first, at = np.flatnonzero(new), np.cumsum(new) - 1
+        share = (shards.rows[first] / tables.rows[table[first]])[:, None]
+        of = copied[first] * len(tables) + table[first]
+        counts = np.concatenate([some.counts for some in found], axis=1)[:, of] * share
+        bags = np.concatenate([some.bags for some in found])[copied * len(tables) + table]
+        return cls._counted(counts, first, at, bags, tables.pooled[table])
 
     @classmethod
-    def _counted(cls, touched: np.ndarray, looked_up: np.ndarray, bags: np.ndarray, pooled: np.ndarray) -> Lookups:
-        ids = looked_up.sum(axis=1)
-        return cls(touched, looked_up, ids, np.where(ids > 0, bags, 0), pooled)
+    def _counted(
+        cls,
+        counts: np.ndarray,
+        first: np.ndarray | slice,
+        at: np.ndarray | slice,
+        bags: np.ndarray,
+        pooled: np.ndarray,
+    ) -> Lookups:
+        distinct, ids = counts.sum(axis=2)[:, at]
+        return cls(counts, first, at, distinct, ids, np.where(ids > 0, bags, 0), pooled)
+
+    def hits(self, row: np.ndarray, cache_bytes: float) -> np.ndarray:
+        """Lookups that a cache answers which holds the most used rows, (S,), rows of `row` bytes each, (S,)."""
+        touched, looked_up = self.counts
+        kept = kept_share(row[self.first], touched, cache_bytes)
+        found: np.ndarray = (kept * np.maximum(looked_up - touched, 0)).sum(axis=1)
+        return found[self.at]
 
     def missed(self, shards: Shards, row: np.ndarray) -> np.ndarray:
         """Rows that come from the host's memory in a batch, (S,), where a row takes `row` bytes there.
@@ -61,11 +94,13 @@ class Lookups:
         All that are touched; with a cache, those that it does not hold, once each. It holds the most used rows of the
         shard. Rows used once are taken to be other ones each time, of all rows that are not used more.
         """
-        there = self.touched.copy()
-        there[:, 0] = np.maximum(shards.rows - self.touched[:, 1:].sum(axis=1), self.touched[:, 0])
-        kept = kept_share(row, there, (shards.of.cache_load_factor * shards.rows * row)[:, None])
-        kept[~shards.of.cached] = 0
-        return np.where(shards.of.in_host, (self.touched * (1 - kept)).sum(axis=1), 0)
+        found, cached = np.where(shards.of.in_host, self.distinct, 0), np.flatnonzero(shards.of.cached)
+        touched, rows, row = self.touched[cached], shards.rows[cached], row[cached]
+        there = touched.copy()
+        there[:, 0] = np.maximum(rows - touched[:, 1:].sum(axis=1), touched[:, 0])
+        kept = kept_share(row, there, (shards.of.cache_load_factor[cached] * rows * row)[:, None])
+        found[cached] = (touched * (1 - kept)).sum(axis=1)
+        return found
 
 
 def sectors(row_bytes: np.ndarray) -> np.ndarray:

@@ -22,7 +22,6 @@ from shard_gym.simulators.collectives import (
     HOST_LINK,
     MIB,
     UPDATED,
-    columns_sent,
     comm_of,
     endless,
     even_comm_ms,
@@ -35,7 +34,6 @@ from shard_gym.simulators.collectives import (
 )
 from shard_gym.simulators.lookups import Lookups, sectors
 from shard_gym.simulators.networks import on_grid
-from shard_gym.tables.histograms import kept_share
 from shard_gym.task.constraints import KINDS
 from shard_gym.task.links import Links
 from shard_gym.task.task import Task
@@ -87,38 +85,43 @@ class Roofline(FastSimulator):
             return super().embed_shards(task, shards)
         refuse_objective(self, task)
         lookups = Lookups.of(task, shards, task.batch)
-        work = self._work(task, lookups, (shards.rows, shards.dim, shards.of.element_bytes), shards)
-        sent, _ = columns_sent(task, shards)
-        moved = traffic(task, shards, lookups).T
+        missed = lookups.missed(shards, sectors(shards.dim * shards.of.element_bytes))
+        work = self._work(task, lookups, (shards.rows, shards.dim, shards.of.element_bytes), shards, missed)
+        sent, *moved = traffic(task, shards, lookups, missed)
         return on_grid(np.stack([*work, sent, shards.rows > 0, *moved], axis=1))
 
     def _work(
-        self, task: Task, lookups: Lookups, sizes: tuple[np.ndarray, ...], shards: Shards | None = None
+        self,
+        task: Task,
+        lookups: Lookups,
+        sizes: tuple[np.ndarray, ...],
+        shards: Shards | None = None,
+        missed: np.ndarray | float = 0.0,
     ) -> list[np.ndarray]:
         """Times at the memory, at the issue units and in the sort, from rows, columns and bytes of a weight, (S,) each.
 
-        `shards` are told where some may be copies, or have rows in the host's memory.
+        `shards` are told where some may be copies, or have rows in the host's memory, of which so many are `missed`.
         """
         h, (rows, columns, element) = self.hardware, sizes
-        touched, looked_up, ids, bags = lookups.touched, lookups.looked_up, lookups.ids, lookups.rows_out
+        ids, bags = lookups.ids, lookups.rows_out
         table = np.arange(task.num_tables) if shards is None else shards.table
         dim = columns.astype(np.float64)
         row = sectors(dim * element)
         output = bags * 4 * dim  # fp32, or its gradient
         weights = ids * ID_WEIGHT_BYTES * task.tables.weighted[table]
-        hits = (kept_share(row, touched, h.l2_bytes) * np.maximum(looked_up - touched, 0)).sum(axis=1)
+        hits = lookups.hits(row, h.l2_bytes)
         passes = np.ceil(np.log2(np.maximum(rows, 2)) / 8)  # radix sort, 8 bits a pass
 
         forward_l2 = ids * (8 + row) + bags * 8 + output + weights
         forward_dram = forward_l2 - hits * row
         # the gradient of weights has a kernel of its own, which reads ids, rows and the output's gradient once more
         of_weights = np.where(weights > 0, forward_dram + weights, 0)
-        backward_dram = ids * 20 + output + _updates(task, table, touched.sum(axis=1), dim, row, shards) + of_weights
+        backward_dram = ids * 20 + output + _updates(task, table, lookups.distinct, dim, row, shards) + of_weights
         if shards is not None:  # rows in the host's memory come by its link; a cache takes in, and gives back, misses
             away, cached = shards.of.in_host, shards.of.cached
-            missed = np.where(cached, lookups.missed(shards, row) * row, 0)
-            forward_dram = forward_dram + np.where(away & ~cached, hits * row - ids * row, missed)
-            backward_dram = backward_dram + missed
+            taken_in = np.where(cached, missed * row, 0)
+            forward_dram = forward_dram + np.where(away & ~cached, hits * row - ids * row, taken_in)
+            backward_dram = backward_dram + taken_in
         backward_l2 = backward_dram + ids * 4 * dim  # every lookup reads its bag's gradient
         issue = (ids * h.lookup_ns + bags * h.bag_ns) / 1e3
         return [

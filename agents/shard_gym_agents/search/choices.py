@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +17,7 @@ from shard_gym.plan.violations import rooms
 from shard_gym.task.task import Task
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """A form, a choice, and the device or host of each piece (0 for others), with what it adds to the aim."""
 
     worth: float
@@ -97,7 +97,7 @@ class Choices:
 
     def piece_rows(self) -> np.ndarray:
         """Rows that a piece of each form of items adds to its device's sum, (R, H)."""
-        rows: np.ndarray = self.forms.vector[:, DEVICE].copy()
+        rows: np.ndarray = self.forms.part_vector[self.forms.part[:, DEVICE, 0]]
         for mine, leader in self._led():
             rows[leader] += rows[mine]
         return rows

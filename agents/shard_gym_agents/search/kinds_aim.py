@@ -15,7 +15,7 @@ from shard_gym.simulators import FastSimulator
 from shard_gym.task.task import Task
 from shard_gym_agents.search.choices import Choices, Option
 from shard_gym_agents.search.kinds_board import Board
-from shard_gym_agents.search.kinds_options import Told
+from shard_gym_agents.search.kinds_options import Options
 from shard_gym_agents.search.kinds_swaps import even_out
 from shard_gym_agents.search.kinds_trades import Trades, slopes, traded
 from shard_gym_agents.search.state import Budget, Costs
@@ -50,7 +50,8 @@ class Aim:
     def aim(self, sums: np.ndarray) -> None:
         """Set costs of shards, those near these sums where they do not add up, and prices by them."""
         rates, self.offset, self.share = self._near(sums)
-        self.phases, self.told = np.stack([self.choices.loads(phase) for phase in rates]), Told()
+        self.phases = np.stack([self.choices.loads(phase) for phase in rates])
+        self.options: Options | None = None  # of boards, once there is one
         self.loads = self.phases.sum(axis=0)
         self.prices = prices(self.choices.ruled, self.choices.forms.loads(rates.sum(axis=0)))
         self.unit = max(self.prices.bound + float(self.offset.sum(axis=0).mean()), 1e-12)
@@ -97,8 +98,8 @@ class Aim:
     def board(self, price: np.ndarray) -> Board:
         """A board with no item placed."""
         ask = None if self.adds_up else self._value
-        board = Board(self.choices, self.phases, self.offset, price, self.unit, ask, self.share)
-        board.options.told = self.told
+        board = Board(self.choices, self.phases, self.offset, price, self.unit, ask, self.share, self.options)
+        self.options = board.options
         return board
 
     def seen(self, board: Board) -> bool:

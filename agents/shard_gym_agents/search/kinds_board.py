@@ -11,6 +11,7 @@ from shard_gym import core
 from shard_gym.plan.forms import DEVICE, HOST
 from shard_gym_agents.search.choices import Choices, Option
 from shard_gym_agents.search.kinds_options import Options
+from shard_gym_agents.search.kinds_turns import Asked, in_turns
 
 LIFT = 8.0  # of all loads at first, in units of the bound: costs count beside their evenness
 
@@ -22,7 +23,7 @@ class Board:
     made as even as any other, and a millisecond more of one counts as much as of another.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what boards of a search share, and what each has of its own
         self,
         choices: Choices,
         loads: np.ndarray,
@@ -31,12 +32,14 @@ class Board:
         unit: float,
         ask: Callable[[np.ndarray], float] | None = None,
         share: np.ndarray | None = None,
+        options: Options | None = None,
     ) -> None:
         self.choices, self.unit, self.ask = choices, unit, ask
         self.share = np.ones((1, 1)) if share is None else share[:, None]  # (P, 1) of each phase
         self.scale = unit * self.share**0.75  # a power of a load counts as the share of one in units of the share
-        self.options = Options(choices, loads / self.scale[..., None, None], choices.may)
-        self.sums = np.zeros((choices.task.num_devices, choices.forms.vector.shape[2]))  # where costs do not add up
+        self.options = options or Options(choices, loads / self.scale[..., None, None], choices.may)
+        width = choices.forms.part_vector.shape[1]
+        self.sums = np.zeros((choices.task.num_devices, width))  # where costs do not add up
         self.offset = offset / self.scale + LIFT * self.share**0.25  # (P, K)
         self.lift = LIFT
         self.price = price[: len(choices.room)] / unit
@@ -128,19 +131,22 @@ class Board:
 
     def put_in_turn(self, order: np.ndarray, lift: np.ndarray) -> None:
         """Place items in turn, (n,), each in its best option that has room; loads are raised by so much before each."""
-        if self.choices.rules.binding or not self._by_core(order, lift.tolist()):
-            for item, raised in zip(order.tolist(), lift.tolist(), strict=True):
-                self.raised(raised)
-                if (option := self.best(item)) is not None:
-                    self.put(item, option)
+        put_side_by_side([self], order, [lift])
 
-    def _by_core(self, order: np.ndarray, lift: list[float]) -> bool:
-        more = np.diff([self.lift, *lift])[:, None] * self.share[:, 0] ** 0.25
-        price = self.price * np.array([(1 + raised) ** 3 for raised in lift])[:, None]
-        found = core.in_turn(self.options.given, self.load, self.free, self.offset, order, more, price)
-        if found is None:
-            return False
-        self.lift, self.asked = lift[-1] if lift else self.lift, self.asked + found.asked
+    def _put_in_turn(self, order: np.ndarray, lift: np.ndarray) -> None:
+        for item, raised in zip(order.tolist(), lift.tolist(), strict=True):
+            self.raised(raised)
+            if (option := self.best(item)) is not None:
+                self.put(item, option)
+
+    def _asked(self, order: np.ndarray, lift: np.ndarray) -> Asked:
+        more = np.diff(lift, prepend=self.lift)[:, None] * self.share[:, 0] ** 0.25
+        price = self.price * np.array([(1 + raised) ** 3 for raised in lift.tolist()])[:, None]
+        return Asked(self.load, self.free, self.offset, order, more, price)
+
+    def _keep(self, order: np.ndarray, lift: np.ndarray, found: core.Picks) -> None:
+        """Keep what has been put in turn."""
+        self.lift, self.asked = float(lift[-1]) if len(lift) else self.lift, self.asked + found.asked
         done = np.flatnonzero(found.form >= 0)
         items, form, choice, times = order[done], found.form[done], found.choice[done], found.times[done]
         self.cost[items] = (self.loads[:, form, choice] * times).swapaxes(0, 1)
@@ -152,7 +158,6 @@ class Board:
             self.chosen[item] = Option(worth, of, by, tuple(targets[:count]))
         if self.ask is not None:
             self.sums += self.choices.sum_of(form, choice, times)
-        return True
 
     def take(self, item: int) -> None:
         """Take an item out."""
@@ -244,3 +249,14 @@ class Board:
             away = rules.away[item]
             allowed &= away - away[rules.home[item]] <= self.moves
         return allowed
+
+
+def put_side_by_side(boards: list[Board], order: np.ndarray, lifts: list[np.ndarray]) -> None:
+    """Place items in turn, (n,), on each of some boards that share options; `lifts` are one for each board, (n,)."""
+    if boards[0].choices.rules.binding:
+        for board, lift in zip(boards, lifts, strict=True):
+            board._put_in_turn(order, lift)
+        return
+    asked = [board._asked(order, lift) for board, lift in zip(boards, lifts, strict=True)]
+    for board, lift, found in zip(boards, lifts, in_turns(boards[0].options.given, asked), strict=True):
+        board._keep(order, lift, found)

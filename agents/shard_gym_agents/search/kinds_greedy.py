@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
+from itertools import islice, product
 from typing import NamedTuple
 
 import numpy as np
 
+from shard_gym import core
 from shard_gym.plan.fitting import even_choices
 from shard_gym.plan.forms import DEVICE
 from shard_gym.simulators.single import costs_alone, costs_with
 from shard_gym_agents.search.choices import Option
 from shard_gym_agents.search.kinds_aim import Aim
-from shard_gym_agents.search.kinds_board import LIFT, Board
+from shard_gym_agents.search.kinds_board import LIFT, Board, put_side_by_side
 
 RISES = 0, 0.1, 0.3, *(4.0**n for n in range(12))  # of the price of memory, in units of what a device costs
 # Where costs do not add up: times the price of memory; loads are raised by so often what is to come, and by so much
@@ -40,8 +41,9 @@ def greedy_board(search: Aim) -> Board:
     """
     few = ENOUGH if search.adds_up else len(_settings(search))
     found, whole = list[Board](), [*_whole(search), *_staying(search)]
-    for turn in turns(search):
-        found.append(in_turn(search, turn))
+    for board in _in_turns(search):
+        search.seen(board)
+        found.append(board)
         enough = len(found) >= (few if search.chosen else DESPERATE)
         near = search.makespan <= search.prices.bound * NEAR
         if (search.chosen and near) or (enough and (search.chosen or search.over)):
@@ -151,6 +153,17 @@ def _staying(search: Aim) -> list[Board]:
     board.moves = int(search.choices.rules.moves[0])
     search.seen(board)
     return [board]
+
+
+def _in_turns(search: Aim) -> Iterator[Board]:
+    """Boards of all turns. In numpy, those of `_settings` are made side by side: their order is the same."""
+    left = turns(search)
+    at_once = len(_settings(search)) if core.name() == "numpy" and not search.adds_up else 1
+    while several := list(islice(left, at_once)):
+        boards = [search.board(turn.price) for turn in several]
+        put_side_by_side(boards, several[0].order, [turn.lift for turn in several])
+        yield from boards
+        at_once = 1
 
 
 def in_turn(search: Aim, turn: Turn, may: np.ndarray | None = None) -> Board:

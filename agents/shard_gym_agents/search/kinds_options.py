@@ -45,8 +45,8 @@ Told = dict[int, tuple[list[Piecewise], Everywhere | None]]  # options of items 
 class Options:
     """The options that items may have, and what they add to each phase of costs on each device."""
 
-    def __init__(self, choices: Choices, loads: np.ndarray, may: np.ndarray, told: Told | None = None) -> None:
-        self.choices, self.told = choices, {} if told is None else told
+    def __init__(self, choices: Choices, loads: np.ndarray, may: np.ndarray) -> None:
+        self.choices, self.told = choices, Told()
         self.loads, self.may = np.ascontiguousarray(loads), np.ascontiguousarray(may)  # (P, R, 4, K), (R, 4)
         forms = choices.forms
         self.given = core.Options(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -50,7 +49,7 @@ class Traffic:
         settled = {}
         for item, option in chosen.items():
             one = next(iter(self._tables(item, option)))
-            settled[item] = replace(option, targets=self._of(*one)[0])
+            settled[item] = option._replace(targets=self._of(*one)[0])
         return self.choices.plan(settled)
 
     @property
