@@ -79,8 +79,7 @@ def totals_of(forms: Forms, loads: np.ndarray) -> np.ndarray:
     """The least that each form adds to the mean of devices by each choice, devices weighted by their speed, (R, 4)."""
     speed = np.array(forms.task.speed)
     cost = loads * (speed / speed.sum())
-    total = np.empty(cost.shape[:2])
-    total[:, ALL:] = cost[:, ALL:].sum(axis=2)
+    total: np.ndarray = cost.sum(axis=2)
     total[:, DEVICE] = cost[:, DEVICE].min(axis=1) * forms.pieces
     total[:, HOST] = forms.by_host(cost[:, HOST]).sum(axis=2).min(axis=1) * forms.pieces
     return total
@@ -88,8 +87,7 @@ def totals_of(forms: Forms, loads: np.ndarray) -> np.ndarray:
 
 def dearest_of(forms: Forms, loads: np.ndarray) -> np.ndarray:
     """The least cost of the dearest device that holds a part of a table, by forms and choices, (R, 4)."""
-    dearest = np.empty(loads.shape[:2])
-    dearest[:, ALL:] = along_devices(np.maximum, loads[:, ALL:])[..., 0]
+    dearest = along_devices(np.maximum, loads)[..., 0]
     dearest[:, DEVICE] = along_devices(np.minimum, loads[:, DEVICE])[..., 0]
     dearest[:, HOST] = along_devices(np.maximum, forms.by_host(loads[:, HOST]))[..., 0].min(axis=1)
     return dearest
