@@ -20,5 +20,6 @@ def test_the_page_sums_kills_and_compares_rates():
     assert "| measure | 50 | 16 | 20 | 14 | 0 | 0 | 2 | 0 | 1 |" in text
     assert "| 1 | 42.00 (40.00 to 44.00) | 41.00 (40.00 to 42.00) | +2.4% |" in text
     assert "make 2.00 times the shards of one, and 1.02 times those of two workers here" in text
-    assert "costs 20.0 ms" in text and "adds 1.0 ms, 1.0% of a search of 100 ms. Medians of 3 turns" in text
+    assert "costs 20.00 ms" in text and "difference is +1.00 ms, +1.0% of a run of 100 ms" in text
+    assert "medians of 3 turns" in text and "differs by up to 20.00 ms" in text
     assert "20 rows a second, 10000 µs" in text and "75.0, 75.2, 75.3." in text
