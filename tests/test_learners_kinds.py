@@ -152,8 +152,19 @@ def test_autoshards_start_is_learned_too():
     learner.iterate()
     assert (learner.net.weights != before).any() and learner.order == "cost"
     assert same(learner.solver().net.state_dict(), learner.net.state_dict())
-    with pytest.raises(InvalidTask, match="sharpness"):
-        autoshard.Config(sharpness=0.0)
+    for wrong in ({"sharpness": 0.0}, {"floor": -1.0}):
+        with pytest.raises(InvalidTask, match="sharpness is above 0"):
+            autoshard.Config(**wrong)
+
+
+def test_rewards_below_the_floor_are_cut_off_for_the_loss_alone(monkeypatch):
+    learned, loss_of = [], autoshard.loss_of
+    monkeypatch.setattr(autoshard, "loss_of", lambda *given: learned.append(given[1].rewards) or loss_of(*given))
+    learners = [autoshard.Learner(toy_suite(), replace(CONFIGS[autoshard], floor=floor), 0) for floor in (0.0, 0.1)]
+    plain, cut = (learner.iterate()["return"] for learner in learners)
+    assert plain == cut < -0.5
+    plain, cut = torch.cat(learned[:4], 1), torch.cat(learned[4:], 1)
+    assert plain.min() < -0.1 and torch.equal(cut, plain.clamp(min=-0.1))
 
 
 def test_files_of_autoshard_from_before_it_had_a_start_are_read(tmp_path):

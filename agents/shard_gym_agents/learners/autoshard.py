@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -91,6 +91,7 @@ class Config:
     scaled: bool = True  # and over their deviation, so that small gains near the optimum still count; the paper: no
     decay: int = 0  # updates in which the learning rate falls to a tenth, and stays; 0: never, as published
     reward: str = ""  # "balance", "latency" or "dense"; "": the suite's own
+    floor: float = 0.0  # rewards are cut off at minus this, or else plans over memory drown all others; 0: never
     cost_model: bool = True  # False: no predicted cost, and tables in order of size; the paper's ablation
     drop: str = ""  # a group of features that the policy is not shown; see `rollouts.GROUPS`
     planner: str = ""  # one that measures, "fbgemm:cpu": costs are then learned too; "": the suite's
@@ -108,8 +109,8 @@ class Config:
             raise InvalidTask(f"num_envs is a multiple of portion, got {self.num_envs} and {self.portion}")
         if min(self.actors, self.actor_gpus) < 0:
             raise InvalidTask(f"actors are 0 or more, and so are their GPUs, got {self.actors} and {self.actor_gpus}")
-        if self.sharpness <= 0:
-            raise InvalidTask(f"sharpness is above 0, got {self.sharpness}")
+        if self.sharpness <= 0 or self.floor < 0:
+            raise InvalidTask(f"sharpness is above 0, and floor at least 0, got {self.sharpness} and {self.floor}")
 
     @property
     def portions(self) -> int:
@@ -255,6 +256,9 @@ class Learner(SuiteLearner):
             self.costs.remember(answer.plans, answer.measured)
         generator = torch.Generator().manual_seed(_seed(self.seed, self.iteration))
         episodes = answer.episodes.to(self.device)
+        earned = float(episodes.rewards.sum(0).mean())
+        if config.floor:
+            episodes = replace(episodes, rewards=episodes.rewards.clamp(min=-config.floor))
         if not self.updates:  # values begin where returns are, or else the first updates push all actions alike
             self.net.begin_values_at(float(episodes.rewards.sum(0).mean()))
         told = []
@@ -273,7 +277,7 @@ class Learner(SuiteLearner):
             "steps": float(episodes.alive.sum()),
             "simulator_calls": float(answer.calls),
         }
-        return {**means, "return": float(episodes.rewards.sum(0).mean()), **counts}
+        return {**means, "return": earned, **counts}
 
     def _ask_ahead(self) -> None:
         """Have this iteration played, and all that may be played with weights that are there by now."""
