@@ -168,7 +168,7 @@ def test_rewards_below_the_floor_are_cut_off_for_the_loss_alone(monkeypatch):
 
 
 def test_files_of_autoshard_from_before_it_had_a_start_are_read(tmp_path):
-    """They have no weights of what is seen, and cards that do not tell of it."""
+    """Files without weights of what is seen, and cards that do not tell of it."""
     net, config = Net(kinds=True, residual=False), asdict(autoshard.Config())
     card = {**CARD, "updates": 0, "config": {k: v for k, v in config.items() if k not in ("residual", "sharpness")}}
     AutoShard(net, card).save(tmp_path / "a.safetensors")
