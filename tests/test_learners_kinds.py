@@ -16,7 +16,7 @@ from shard_gym.results.evaluate import score  # noqa: E402
 from shard_gym.task.links import Links  # noqa: E402
 from shard_gym_agents.learners import autoshard, ppo  # noqa: E402
 from shard_gym_agents.learners.action_policy import ActionNet, ActionPolicy  # noqa: E402
-from shard_gym_agents.learners.actions import DOES, TOLD, reach_of, told  # noqa: E402
+from shard_gym_agents.learners.actions import DOES, FEATURES, FIRST, TOLD, aimed, reach_of, told  # noqa: E402
 from shard_gym_agents.learners.autoshard import AutoShard  # noqa: E402
 from shard_gym_agents.learners.autoshard_actors import Net  # noqa: E402
 from shard_gym_agents.learners.training import Schedule, train  # noqa: E402
@@ -30,7 +30,7 @@ SCALING = np.stack([np.zeros(21), np.ones(21)])
 CARD = {"order": "size", "suite": "toy", "planner": "numbers-ms", "seed": 0}
 CONFIGS = {
     ppo: ppo.Config(num_envs=16, minibatches=2, epochs=2, hidden=16, residual=False, learning_rate=1e-2),
-    autoshard: autoshard.Config(num_envs=16, batch=4, learning_rate=3e-3, reward="dense"),
+    autoshard: autoshard.Config(num_envs=16, batch=4, residual=False, learning_rate=3e-3, reward="dense"),
 }
 learners = pytest.mark.parametrize("module", CONFIGS, ids=["ppo", "autoshard"])
 
@@ -95,7 +95,7 @@ def test_the_networks_score_devices_and_hosts_in_any_order(seed):
     torch.testing.assert_close(turned_value, value)
     states = torch.randn(1, 64, generator=g)
     scores, turned_scores = (
-        other.net.scores(states, on, told(of)) for on, of in ((sums, shown), (sums[:, device], turned))
+        other.net.scores(states, on, aimed(of)) for on, of in ((sums, shown), (sums[:, device], turned))
     )
     torch.testing.assert_close(turned_scores, scores[:, action])
 
@@ -117,6 +117,64 @@ def test_memory_that_is_dear_is_left():
     with torch.no_grad():
         cheap, dear = (net.scores(shown, torch.tensor([price]))[0] for price in (1.0, 50.0))
     assert dear.argmax() == 9 and (dear - cheap)[7] < (dear - cheap)[0] < 0
+
+
+def scored(net, actions):
+    with torch.no_grad():
+        return net.scores(torch.zeros(1, 64), torch.zeros(1, 4, 32), actions)[0]
+
+
+def test_autoshard_begins_with_what_is_cheap():
+    """Device 2 costs least after the table, then 0; devices' memory is alike, and a piece on all is worse than any."""
+    shown = seen(env_of(replace(one_table(), memory=(10**6,) * 4), observation="ahead"))
+    shown["ahead"] = torch.full_like(shown["ahead"], 0.2)
+    shown["ahead"][0, [0, 1, 2, 3], [0, 1, 2, 3], 0] = torch.tensor([0.22, 0.26, 0.21, 0.24])
+    actions, (_, net) = aimed(shown), untrained()
+    scores = scored(net.net, actions)
+    assert scores[:4].argsort(descending=True).tolist() == [2, 0, 3, 1] and scores[4:8].max() < scores[1]
+    weights = 6.0 * torch.tensor([FIRST.get(name, 0.0) for name in FEATURES])
+    torch.testing.assert_close(scores, actions[0] @ weights, atol=0.5, rtol=0)  # the layers say next to nothing
+    assert (scored(Net(kinds=True, sharpness=60.0), actions) - 60 / 6 * scores).abs().max() < 5
+
+
+def test_without_the_start_autoshards_scores_are_those_of_its_layers():
+    shown = seen(env_of(replace(one_table(), memory=(10**6,) * 4), observation="ahead"))
+    net, actions = Net(kinds=True, residual=False), aimed(shown)
+    layers = net.cost(actions[0, :, 1:])
+    by_hand = net.first(torch.cat([torch.zeros(10, 96), layers, torch.zeros(10, 64)], 1))
+    torch.testing.assert_close(scored(net, actions), net.policy(by_hand)[:, 0])
+    assert "weights" not in net.state_dict() and Net().weights is None
+
+
+def test_autoshards_start_is_learned_too():
+    learner = autoshard.Learner(toy_suite(), replace(CONFIGS[autoshard], residual=True), 0)
+    before = learner.net.weights.detach().clone()
+    learner.iterate()
+    assert (learner.net.weights != before).any() and learner.order == "cost"
+    assert same(learner.solver().net.state_dict(), learner.net.state_dict())
+    for wrong in ({"sharpness": 0.0}, {"floor": -1.0}):
+        with pytest.raises(InvalidTask, match="sharpness is above 0"):
+            autoshard.Config(**wrong)
+
+
+def test_rewards_below_the_floor_are_cut_off_for_the_loss_alone(monkeypatch):
+    learned, loss_of = [], autoshard.loss_of
+    monkeypatch.setattr(autoshard, "loss_of", lambda *given: learned.append(given[1].rewards) or loss_of(*given))
+    learners = [autoshard.Learner(toy_suite(), replace(CONFIGS[autoshard], floor=floor), 0) for floor in (0.0, 0.1)]
+    plain, cut = (learner.iterate()["return"] for learner in learners)
+    assert plain == cut < -0.5
+    plain, cut = torch.cat(learned[:4], 1), torch.cat(learned[4:], 1)
+    assert plain.min() < -0.1 and torch.equal(cut, plain.clamp(min=-0.1))
+
+
+def test_files_of_autoshard_from_before_it_had_a_start_are_read(tmp_path):
+    """Files without weights of what is seen, and cards that do not tell of it."""
+    net, config = Net(kinds=True, residual=False), asdict(autoshard.Config())
+    card = {**CARD, "updates": 0, "config": {k: v for k, v in config.items() if k not in ("residual", "sharpness")}}
+    AutoShard(net, card).save(tmp_path / "a.safetensors")
+    loaded = autoshard.load(tmp_path / "a.safetensors")
+    assert loaded.net.weights is None and same(loaded.net.state_dict(), net.state_dict())
+    assert violations(drawn(5, 6), loaded(drawn(5, 6), ROOFLINE)) == []
 
 
 @learners

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,20 +22,23 @@ from shard_gym.simulators import Simulator
 from shard_gym.tables.pool import FEATURES as TABLE
 from shard_gym.task.task import Task
 from shard_gym_agents.learners import rollouts
-from shard_gym_agents.learners.actions import FAR, TOLD, Choose, above, best_plan, told
+from shard_gym_agents.learners.actions import (
+    FAR,
+    FEATURES,
+    LIFT,
+    PRICES,
+    Choose,
+    aimed,
+    best_plan,
+    dearer,
+    first_weights,
+    leaning,
+    priced,
+)
 from shard_gym_agents.learners.learner import holds, load_tensors, num_weights, save_tensors
-from shard_gym_agents.learners.scores import SHARP
 
 KIND = "ppo-actions"  # of file
 CARD = ("order", "suite", "planner", "seed", "config")  # what a card tells
-POWER = 8  # of devices' costs in the aim
-TINY = 1e-6
-FEATURES = ("aim", *TOLD)
-FIRST = {"aim": -1.0, "makespan": -0.3, "mean": -0.3, "bytes": -1.5, "fill": -0.6}  # weights that training begins with
-FIRST |= {"halves": -2.0, "by_host": -20.0, "by_rows": -20.0, "copied": -20.0}
-BYTES = FEATURES.index("bytes")
-PRICES = (0.6, 0.8, 1.0, 1.3)  # of memory, that plans are made at
-DEARER = (2.0, 4.0, 8.0, 16.0)  # where there is no plan at those
 STATE = 5 + 5  # what is told once: what remains, the devices summed up
 
 
@@ -64,9 +66,9 @@ class ActionNet(nn.Module):
             nn.Tanh(),
             nn.Linear(hidden, 1),
         )
-        self.lift = nn.Parameter(torch.tensor([0.3, 0.7]))  # of forward computation, and of the rest
-        first = torch.tensor([FIRST.get(name, 0.0) if residual else 0.0 for name in FEATURES])
-        self.weights = nn.Parameter(sharpness / SHARP * first)
+        self.lift = nn.Parameter(torch.tensor(LIFT))
+        first = first_weights(sharpness)
+        self.weights = nn.Parameter(first if residual else torch.zeros_like(first))
         self.register_buffer("scaling", torch.tensor(np.asarray(scaling), dtype=torch.float64))
         nn.init.orthogonal_(self.score.weight, 0.01)
         nn.init.zeros_(self.score.bias)
@@ -79,33 +81,23 @@ class ActionNet(nn.Module):
 
     def scores(self, shown: Mapping[str, Tensor], prices: Tensor | None = None) -> Tensor:
         """The scores alone; with so many times the weight of bytes, (B,)."""
-        seen = self._seen(shown)
-        scores = self._scores(*seen)
-        if prices is None:
-            return scores
-        return scores + SHARP * (prices[:, None] - 1) * self.weights[BYTES] * seen[0][..., BYTES]
+        inputs = self._seen(shown)
+        scores = self._scores(*inputs)
+        return scores if prices is None else dearer(scores, inputs[0], self.weights, prices)
 
     def _scores(self, actions: Tensor, state: Tensor, share: Tensor) -> Tensor:
         first = torch.relu(self.of_action(actions) + self.of_state(state)[:, None])  # (B, A, hidden)
         second = torch.relu(self.own(first) + self.pooled(_mean(first, share))[:, None])
-        return self.score(second)[..., 0] + SHARP * (actions @ self.weights)
+        return self.score(second)[..., 0] + leaning(actions, self.weights)
 
     def _seen(self, shown: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs of the layers, of actions (B, A, F) and the state (B, S), and shares of legal actions, (B, A)."""
         legal, cost = shown["action_mask"] > 0, shown["devices"][..., 2]
-        aim = above(self._aim(shown)[..., None], legal)
         free = 1 - shown["devices"][..., 0]
         summed = torch.stack([cost.mean(1), cost.amax(1), cost.amin(1), free.mean(1), free.amin(1)], -1)
         state = torch.cat([shown["table"], shown["remaining"], summed], -1).clamp(-FAR, FAR)
         share = legal / legal.sum(1, keepdim=True).clamp(min=1)
-        return torch.cat([aim, told(shown)], -1), state, share
-
-    def _aim(self, shown: Mapping[str, Tensor]) -> Tensor:
-        """Forward computation, and the rest of what devices cost after each action, evened out apart; (B, A)."""
-        cost, forward = shown["ahead"].unbind(-1)
-        parts = torch.stack([forward, cost - forward.amax(-1, keepdim=True)], -1)  # all wait for the slowest
-        raised = parts + self.lift.abs() * shown["remaining"][:, None, None, 1:2]
-        return raised.clamp(min=TINY).pow(POWER).mean(2).pow(1 / POWER).sum(-1)
+        return aimed(shown, self.lift), state, share
 
     __repr__ = num_weights
 
@@ -130,13 +122,10 @@ class ActionPolicy:
     card: dict[str, Any]
 
     def __call__(self, task: Task, planner: Simulator) -> Plan:
-        orders = dict.fromkeys((self.card["order"], "size", "cost"))
-        attempts = [(order, partial(self._begin, prices)) for prices in (PRICES, DEARER) for order in orders]
+        attempts = priced(self.card["order"], self._begin)
         return best_plan(task, planner, self.net.scaling.numpy(), attempts, len(PRICES))
 
-    def _begin(self, told: tuple[float, ...]) -> Choose:
-        prices = torch.tensor(told)
-
+    def _begin(self, prices: Tensor) -> Choose:
         def choose(shown: Mapping[str, Tensor]) -> Tensor:
             scores = self.net.scores(shown, prices)
             return rollouts.choose(scores, shown["action_mask"].numpy() > 0, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from shard_gym.plan.plan import Plan
 from shard_gym.plan.ways import CACHE, HALVE, Actions
 from shard_gym.simulators import Simulator
 from shard_gym.task.task import Task
+from shard_gym_agents.learners.scores import SHARP
 from shard_gym_agents.solvers.solver import require_fast, require_number
 
 LOUD = 100.0  # what differences between actions are multiplied with: those of good ones are a hundredth of a share
@@ -32,6 +33,16 @@ TOLD = (
     *("bytes", "tension", "fill", "legal"),  # of devices' memory: of all; over what is free; at most of a device's
     *("by_host", "by_rows", "copied", "halves", "caches"),
 )
+FEATURES = ("aim", *TOLD)
+FIRST = {"aim": -1.0, "makespan": -0.3, "mean": -0.3, "bytes": -1.5, "fill": -0.6}  # weights that training begins with
+FIRST |= {"halves": -2.0, "by_host": -20.0, "by_rows": -20.0, "copied": -20.0}
+BYTES = FEATURES.index("bytes")
+POWER = 8  # of devices' costs in the aim
+LIFT = (0.3, 0.7)  # shares of what is to come, of forward computation and of the rest, that the aim begins with
+TINY = 1e-6
+ORDER = "cost"  # of tables
+PRICES = (0.6, 0.8, 1.0, 1.3)  # of memory, that plans are made at
+DEARER = (2.0, 4.0, 8.0, 16.0)  # where there is no plan at those
 
 
 class Reach(NamedTuple):
@@ -67,6 +78,25 @@ def told(shown: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([above(costs, legal), memory, does.expand(len(cost), -1, -1)], -1).clamp(-FAR, FAR)
 
 
+def aimed(shown: Mapping[str, Tensor], lift: Tensor | None = None) -> Tensor:
+    """The aim of each action, and what is told of it, (B, A, 13)."""
+    aims = _aim(shown, torch.tensor(LIFT, device=shown["ahead"].device) if lift is None else lift)
+    return torch.cat([above(aims[..., None], shown["action_mask"] > 0), told(shown)], -1)
+
+
+def _aim(shown: Mapping[str, Tensor], lift: Tensor) -> Tensor:
+    """Forward computation, and the rest of what devices cost after each action, evened out apart; (B, A)."""
+    cost, forward = shown["ahead"].unbind(-1)
+    parts = torch.stack([forward, cost - forward.amax(-1, keepdim=True)], -1)  # all wait for the slowest
+    raised = parts + lift.abs() * shown["remaining"][:, None, None, 1:2]
+    return raised.clamp(min=TINY).pow(POWER).mean(2).pow(1 / POWER).sum(-1)
+
+
+def first_weights(sharpness: float) -> Tensor:
+    """Weights of `FEATURES` that make a policy near a greedy; the sharper, the less noise, (13,)."""
+    return sharpness / SHARP * torch.tensor([FIRST.get(name, 0.0) for name in FEATURES])
+
+
 def above(values: Tensor, legal: Tensor) -> Tensor:
     """Values of actions, (B, A, F), above the least of those that are legal, (B, A); cut off, as `told`."""
     least = values.masked_fill(~legal[..., None], torch.inf).amin(1, keepdim=True)
@@ -75,6 +105,22 @@ def above(values: Tensor, legal: Tensor) -> Tensor:
 
 
 Choose = Callable[[Mapping[str, Tensor]], Tensor]  # what is shown of episodes side by side -> their actions
+
+
+def priced(order: str, begin: Callable[[Tensor], Choose]) -> list[tuple[str, Callable[[], Choose]]]:
+    """Attempts at a plan: memory at different prices, in that order of tables, by size or by cost; then dearer."""
+    orders = dict.fromkeys((order, "size", ORDER))
+    return [(name, partial(begin, torch.tensor(prices))) for prices in (PRICES, DEARER) for name in orders]
+
+
+def leaning(actions: Tensor, weights: Tensor) -> Tensor:
+    """The weighted sum of what is seen of each action, (..., A, 13)."""
+    return SHARP * (actions @ weights)
+
+
+def dearer(scores: Tensor, actions: Tensor, weights: Tensor, prices: Tensor) -> Tensor:
+    """Scores (B, A) of actions (B, A, 13) with so many times the weight of bytes, (B,)."""
+    return scores + SHARP * (prices[:, None] - 1) * weights[BYTES] * actions[..., BYTES]
 
 
 def best_plan(

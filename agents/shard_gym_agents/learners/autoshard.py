@@ -11,7 +11,8 @@ share their table representations; the reward is then the measured balance.
 
 Where tasks allow all kinds of sharding it scores the environment's actions in the place of devices: the LSTM is told,
 too, how the next table is sharded by now, and an action is the mean of the tables on the devices that it uses and, in
-the place of their predicted costs, what costs and memory become by it (`actions.told`).
+the place of their predicted costs, what costs and memory become by it (`actions.told`). With `residual` it begins near
+a greedy of ours, as PPO does; without, at random, as the paper's.
 """
 
 from __future__ import annotations
@@ -30,20 +31,14 @@ from torch.nn import functional as F
 
 from shard_gym.envs.episodes import hashed
 from shard_gym.errors import InvalidTask, SimulatorError
-from shard_gym.memory.usage import table_bytes
-from shard_gym.plan.feasibility import dead_end
-from shard_gym.plan.nodes import Options
-from shard_gym.plan.placing import one
 from shard_gym.plan.plan import Plan
-from shard_gym.simulators import FastSimulator, Latency, Simulator, single_costs
-from shard_gym.simulators.base import embedded
+from shard_gym.simulators import FastSimulator, Latency, Simulator
 from shard_gym.task.suites import Suite
-from shard_gym.task.task import Constraints, Task
+from shard_gym.task.task import Task
 from shard_gym.work.terms import Hands
 from shard_gym_agents.learners import rollouts
-from shard_gym_agents.learners.actions import Choose, best_plan, told
+from shard_gym_agents.learners.actions import ORDER, PRICES, Choose, aimed, best_plan, dearer, priced
 from shard_gym_agents.learners.autoshard_actors import (
-    STATE,
     TABLE,
     Actor,
     CostLearner,
@@ -53,8 +48,8 @@ from shard_gym_agents.learners.autoshard_actors import (
     OwnCosts,
     Request,
     Stage,
-    standardised,
 )
+from shard_gym_agents.learners.autoshard_tables import placed
 from shard_gym_agents.learners.crew_ray import OnRay
 from shard_gym_agents.learners.crews import Crew, Here, Place, Processes
 from shard_gym_agents.learners.learner import (
@@ -70,7 +65,7 @@ from shard_gym_agents.learners.learner import (
 )
 from shard_gym_agents.learners.rollouts import ILLEGAL
 from shard_gym_agents.learners.trained import read_card
-from shard_gym_agents.solvers.solver import require_fast, require_number
+from shard_gym_agents.solvers.solver import require_fast
 
 KIND, OF_KINDS = "autoshard", "autoshard-actions"  # of file
 KEPT = ("order", "suite", "planner", "seed", "updates", "config")
@@ -96,6 +91,7 @@ class Config:
     scaled: bool = True  # and over their deviation, so that small gains near the optimum still count; the paper: no
     decay: int = 0  # updates in which the learning rate falls to a tenth, and stays; 0: never, as published
     reward: str = ""  # "balance", "latency" or "dense"; "": the suite's own
+    floor: float = 0.0  # rewards are cut off at minus this, or else plans over memory drown all others; 0: never
     cost_model: bool = True  # False: no predicted cost, and tables in order of size; the paper's ablation
     drop: str = ""  # a group of features that the policy is not shown; see `rollouts.GROUPS`
     planner: str = ""  # one that measures, "fbgemm:cpu": costs are then learned too; "": the suite's
@@ -103,6 +99,8 @@ class Config:
     cost_batch: int = 512  # shards
     cost_buffer: int = 5_000  # shards
     cost_rate: float = 1e-3  # of its Adam
+    residual: bool = True  # begin near a greedy with some noise, where tasks allow all kinds of sharding
+    sharpness: float = 6.0  # how little noise, at first
 
     def __post_init__(self) -> None:
         if min(self.num_envs, self.batch, self.lag + 1) < 1 or self.num_envs % self.batch:
@@ -111,6 +109,8 @@ class Config:
             raise InvalidTask(f"num_envs is a multiple of portion, got {self.num_envs} and {self.portion}")
         if min(self.actors, self.actor_gpus) < 0:
             raise InvalidTask(f"actors are 0 or more, and so are their GPUs, got {self.actors} and {self.actor_gpus}")
+        if self.sharpness <= 0 or self.floor < 0:
+            raise InvalidTask(f"sharpness is above 0, and floor at least 0, got {self.sharpness} and {self.floor}")
 
     @property
     def portions(self) -> int:
@@ -186,7 +186,8 @@ class Learner(SuiteLearner):
         if suite.kinds and not config.cost_model:
             raise InvalidTask(f"without a cost model AutoShard places whole tables: train it with one on {suite.key}")
         with self.seeded():
-            self.net, self.costs = Net(suite.kinds != ()), self._cost_learner() if self.measures else None
+            self.net = Net(suite.kinds != (), config.residual, config.sharpness)
+            self.costs = self._cost_learner() if self.measures else None
         if self.costs:  # the representations are the cost network's
             self.net.table.load_state_dict(self.costs.net.table.state_dict())
         self.net.table.requires_grad_(not self.measures)
@@ -219,7 +220,7 @@ class Learner(SuiteLearner):
     @cached_property
     def stage(self) -> Stage:
         """The tasks that actors play, and how they are shown."""
-        order = None if self.config.cost_model else "size"
+        order = ORDER if self.suite.kinds else None if self.config.cost_model else "size"
         measured_by = (self.config.planner or self.suite.planner) if self.measures else ""
         shown = (self.scaling, self.config.cost_model, order, self.config.reward or None, measured_by)
         return Stage(self.tasks, self.suite, *shown)
@@ -245,7 +246,7 @@ class Learner(SuiteLearner):
     @cached_property
     def order(self) -> str:
         """The order in which environments deal the tables."""
-        return self.suite.order if self.config.cost_model else "size"
+        return self.stage.order or self.suite.order
 
     def iterate(self) -> dict[str, float]:
         """Actors play one episode in each environment; the learner updates on them in batches."""
@@ -255,6 +256,9 @@ class Learner(SuiteLearner):
             self.costs.remember(answer.plans, answer.measured)
         generator = torch.Generator().manual_seed(_seed(self.seed, self.iteration))
         episodes = answer.episodes.to(self.device)
+        earned = float(episodes.rewards.sum(0).mean())
+        if config.floor:
+            episodes = replace(episodes, rewards=episodes.rewards.clamp(min=-config.floor))
         if not self.updates:  # values begin where returns are, or else the first updates push all actions alike
             self.net.begin_values_at(float(episodes.rewards.sum(0).mean()))
         told = []
@@ -273,7 +277,7 @@ class Learner(SuiteLearner):
             "steps": float(episodes.alive.sum()),
             "simulator_calls": float(answer.calls),
         }
-        return {**means, "return": float(episodes.rewards.sum(0).mean()), **counts}
+        return {**means, "return": earned, **counts}
 
     def _ask_ahead(self) -> None:
         """Have this iteration played, and all that may be played with weights that are there by now."""
@@ -321,8 +325,7 @@ class Learner(SuiteLearner):
             self.crew.begin_anew()
 
     def solver(self) -> AutoShard:
-        net = Net(self.net.kinds)
-        net.load_state_dict(under(self._weights(), "net"))
+        net = Net.of(under(self._weights(), "net"))
         costs = under(self._weights(), "costs") if self.costs else None
         card = {**self.card(self.order), "updates": self.updates}
         return AutoShard(net, {name: card[name] for name in KEPT}, costs)
@@ -363,40 +366,25 @@ class AutoShard:
     @torch.inference_mode()
     def __call__(self, task: Task, planner: Simulator) -> Plan:
         if self.net.kinds:
-            orders = dict.fromkeys((self.card["order"], "size"))
-            attempts = [(order, self._begin) for order in orders]
-            return best_plan(task, planner, self.net.scaling.numpy(), attempts)
-        predicted = self._predicted(planner)
-        asked = None if predicted is None else _Costs(task, predicted)
-        by = asked.alone if asked and self.card["order"] == "cost" else table_bytes(task)
-        order = np.argsort(-by, kind="stable")
-        shares = torch.arange(task.num_tables)[:, None] / task.num_tables
-        shown = torch.cat([standardised(task, self.net.scaling.numpy())[order], shares], 1)
-        tables, states, _ = self.net.states(shown[:, None])
-        scores, added = _Scores(self.net, states[:, 0], task.num_devices), tables[:, 0].numpy()
-        placing, costs = asked.placing if asked else one(Options.of(task)), np.zeros(task.num_devices, np.float32)
-        placement = [-1] * task.num_tables
-        for step, table in enumerate(order.tolist()):
-            legal = placing.legal(table)[0]
-            if not legal.any():
-                raise dead_end(placing, table)
-            placement[table] = device = int(np.where(legal, scores(step), -np.inf).argmax())
-            placing.put(table, device)
-            changed = asked.tell(device, costs) if asked else device
-            scores.put(added[step], device, changed, costs)
-        return Plan(tuple(placement))
+            attempts, count = priced(self.card["order"], self._begin), len(PRICES)
+            if self.net.weights is None:  # memory has no price
+                attempts, count = attempts[: len(attempts) // 2], 1
+            return best_plan(task, planner, self.net.scaling.numpy(), attempts, count)
+        return placed(self.net, self.card["order"], task, self._predicted(planner))
 
-    def _begin(self) -> Choose:
+    def _begin(self, prices: Tensor) -> Choose:
         """Begin an episode of all kinds of sharding."""
         sums, memory = None, None
 
         def choose(shown: Mapping[str, Tensor]) -> Tensor:
             nonlocal sums, memory
-            devices, mask = shown["devices"].shape[1], shown["action_mask"] > 0
+            devices, mask, actions = shown["devices"].shape[1], shown["action_mask"] > 0, aimed(shown)
             tables, states, memory = self.net.states(shown["table"][None], memory)
             sums = torch.zeros(len(mask), devices, TABLE) if sums is None else sums
-            scores = self.net.scores(states[0], sums, told(shown)).masked_fill(~mask, ILLEGAL)
-            action = scores.argmax(1)
+            scores = self.net.scores(states[0], sums, actions)
+            if self.net.weights is not None:
+                scores = dearer(scores, actions, self.net.weights, prices)
+            action = scores.masked_fill(~mask, ILLEGAL).argmax(1)
             sums = sums + self.net.placed(action, mask.shape[1], devices)[..., None] * tables[0][:, None]
             return action
 
@@ -432,77 +420,9 @@ def load(path: str | Path) -> AutoShard:
     """Read what `save` wrote."""
     kinds = read_card(Path(path)).get("kind") == OF_KINDS
     tensors, card = load_tensors(path, OF_KINDS if kinds else KIND)
-    net, costs = Net(kinds), under(tensors, "costs")
+    costs = under(tensors, "costs")
     with holds(path, "AutoShard's network"):
-        net.load_state_dict({name: value for name, value in tensors.items() if not name.startswith("costs/")})
+        net = Net.of({name: value for name, value in tensors.items() if not name.startswith("costs/")})
         if costs:
             CostNet().load_state_dict(costs)
         return AutoShard(net, {name: card[name] for name in KEPT}, costs or None)
-
-
-class _Scores:
-    """`Net.scores` of one step, in numpy: on so few devices most of torch's time is in its calls.
-
-    The first layer acts on [state, action, state * action]; what it does with a state is done for all steps at once,
-    and a state times an action is as well the weights times the state.
-    """
-
-    def __init__(self, net: Net, states: Tensor, devices: int) -> None:
-        first, self.cost = _arrays(net.first), _arrays(net.cost)
-        weight, bias = first
-        self.here = states.numpy() @ weight[:STATE] + bias  # (N, 128)
-        self.alone, self.times = weight[STATE : 2 * STATE], weight[2 * STATE :]  # (64, 128)
-        self.states = states.numpy()[..., None]  # (N, 64, 1)
-        layers = [_arrays(layer) for layer in net.policy if isinstance(layer, nn.Linear)]
-        # whole arrays of zeros and of biases: numpy takes three times as long where it has to repeat them
-        self.layers = [(np.zeros((devices, len(w)), w.dtype), w, np.repeat(b[None], devices, 0)) for w, b in layers]
-        self.actions = np.zeros((devices, STATE), np.float32)  # sums of tables, then what costs are shown as
-        self.actions[:, TABLE:] = self.cost[1]
-
-    def put(self, table: np.ndarray, device: int, changed: int | slice, costs: np.ndarray) -> None:
-        """Add a table's representation, (32,), to a device; costs (K,) of what changed are shown anew."""
-        weight, bias = self.cost
-        self.actions[device, :TABLE] += table
-        self.actions[changed, TABLE:] = costs[changed, None] * weight + bias
-
-    def __call__(self, step: int) -> np.ndarray:
-        """Scores of devices (K,)."""
-        mixed = self.states[step] * self.times
-        mixed += self.alone
-        hidden = self.actions @ mixed
-        hidden += self.here[step]
-        for zeros, weight, bias in self.layers:
-            hidden = np.maximum(hidden, zeros, out=hidden) @ weight
-            hidden += bias
-        return hidden[:, 0]
-
-
-def _arrays(layer: nn.Linear) -> tuple[np.ndarray, np.ndarray]:
-    """Weights (in, out) and bias."""
-    return np.ascontiguousarray(layer.weight.detach().numpy().T), layer.bias.detach().numpy()
-
-
-class _Costs:
-    """Predicted costs while tables are placed, as the environment shows them."""
-
-    def __init__(self, task: Task, planner: FastSimulator) -> None:
-        self.task, self.planner, self.tables = task, planner, embedded(planner, task)
-        self.placing = one(Options.of(task, self.tables), track=True)
-        self.alone = single_costs(planner, task)
-        require_number(float(self.alone.sum()), planner)
-        self.scale = task.num_devices / max(float(self.alone.sum()), 1e-12)
-        self.one = None  # a device for itself, where devices are alike and do not touch
-        if task.objective == "kernel" and len(set(task.speed)) == 1:
-            self.one = replace(
-                task, memory=task.memory[:1], speed=task.speed[:1], links=None, constraints=Constraints()
-            )
-
-    def tell(self, device: int, costs: np.ndarray) -> int | slice:
-        """Bring `costs` (K,), over an even share, up to date after a device took a table; those that changed."""
-        sums, changed = self.placing.sums[0], slice(None) if self.one is None else device
-        if self.one is None:
-            costs[:] = self.planner.cost(self.task, sums) * self.scale
-        else:
-            costs[device] = self.planner.cost(self.one, sums[device, None])[0] * self.scale
-        require_number(float(costs[device]), self.planner)
-        return changed

@@ -31,7 +31,7 @@ from shard_gym.tables.pool import FEATURES
 from shard_gym.task.suites import Suite
 from shard_gym.task.task import Task
 from shard_gym_agents.learners import rollouts
-from shard_gym_agents.learners.actions import TOLD, reach_of, told
+from shard_gym_agents.learners.actions import TOLD, aimed, first_weights, leaning, reach_of
 from shard_gym_agents.learners.learner import descend, episode_seeds, mlp, under
 from shard_gym_agents.learners.rollouts import ILLEGAL
 from shard_gym_agents.solvers.solver import require_fast
@@ -44,12 +44,14 @@ class Net(nn.Module):
     """The policy-value network, of any number of tables and devices; T steps of B episodes on K devices.
 
     Where tasks allow all kinds of sharding (`kinds`) it scores actions in the place of devices: it is told how the next
-    table is sharded by now, and of each action what `actions.told` says in the place of a device's cost.
+    table is sharded by now, and of each action what `actions.told` says in the place of a device's cost. With
+    `residual` a score is what the layers say, next to nothing at first, plus a weighted sum of `actions.aimed`, which
+    begins near a greedy.
     """
 
     scaling: Tensor  # mean and deviation of the features it was trained on, (2, 21); kept with the weights
 
-    def __init__(self, kinds: bool = False) -> None:
+    def __init__(self, kinds: bool = False, residual: bool = True, sharpness: float = 6.0) -> None:
         super().__init__()
         self.kinds, self.table = kinds, mlp(len(FEATURES), 128, TABLE)
         self.share = nn.Linear(1 + EXTRA if kinds else 1, STATE - TABLE)
@@ -58,6 +60,19 @@ class Net(nn.Module):
         self.first, hidden = nn.Linear(3 * STATE, 128), mlp(128, 128, 64, 1)
         self.policy, self.worth = nn.Sequential(nn.ReLU(), *hidden), mlp(STATE, 64, 1)
         self.register_buffer("scaling", torch.stack([torch.zeros(len(FEATURES)), torch.ones(len(FEATURES))]).double())
+        self.weights = None
+        if kinds and residual:
+            self.weights, last = nn.Parameter(first_weights(sharpness)), hidden[-1]
+            assert isinstance(last, nn.Linear)
+            nn.init.orthogonal_(last.weight, 0.01)
+            nn.init.zeros_(last.bias)
+
+    @classmethod
+    def of(cls, weights: Mapping[str, Tensor]) -> Net:
+        """The network that has these weights."""
+        net = cls(kinds=weights["share.weight"].shape[1] > 1, residual="weights" in weights)
+        net.load_state_dict(dict(weights))
+        return net
 
     def __repr__(self) -> str:
         """Tells weights apart; results hold it."""
@@ -73,17 +88,18 @@ class Net(nn.Module):
     def scores(self, states: Tensor, sums: Tensor, costs: Tensor) -> Tensor:
         """Scores of devices (..., K), from states (..., 64), sums of tables (..., K, 32) and costs (..., K).
 
-        With kinds of actions (..., A), from sums on devices, too, and what is told of actions (..., A, 12).
+        With kinds of actions (..., A), from sums on devices, too, and what is seen of actions (..., A, 13).
         """
         if self.kinds:
             used = reach_of(costs.shape[-2], sums.shape[-2], str(sums.device)).used
             sums = (used / used.sum(1, keepdim=True)) @ sums  # the mean of devices that actions use
-        actions = torch.cat([sums, self.cost(costs if self.kinds else costs[..., None])], -1)
+        actions = torch.cat([sums, self.cost(costs[..., 1:] if self.kinds else costs[..., None])], -1)
         # the first layer on [state, action, state * action]; a state's part is the same for all devices
         weight = self.first.weight
         here = F.linear(states, weight[:, :STATE], self.first.bias)
         both = torch.cat([actions, states[..., None, :] * actions], -1)
-        return self.policy(F.linear(both, weight[:, STATE:]) + here[..., None, :])[..., 0]
+        scores: Tensor = self.policy(F.linear(both, weight[:, STATE:]) + here[..., None, :])[..., 0]
+        return scores if self.weights is None else scores + leaning(costs, self.weights)
 
     def placed(self, actions: Tensor, count: int, devices: int) -> Tensor:
         """Shares of each step's table that go to devices, (..., K), by actions (...), one of so many."""
@@ -210,7 +226,7 @@ class Episodes:
     """Whole episodes as they were played; steps past the end of shorter ones have `alive` 0."""
 
     shown: Tensor  # (T, B, 22); 27 with kinds
-    costs: Tensor  # (T, B, K); what is told of actions, (T, B, A, 12), with kinds
+    costs: Tensor  # (T, B, K); what is seen of actions, (T, B, A, 13), with kinds
     mask: Tensor  # (T, B, K) 1 where the table fits; (T, B, A) with kinds
     actions: Tensor  # (T, B)
     log_probs: Tensor  # (T, B) by the actors
@@ -308,7 +324,6 @@ class Actor:
         self, stage: Stage, num_envs: int, device: str | torch.device = "cpu", simulator: FastSimulator | None = None
     ) -> None:
         self.stage, self.num_envs, self.device = stage, num_envs, torch.device(device)
-        self.net = Net(stage.kinds).to(self.device)
         self.index = {task.hash: i for i, task in enumerate(stage.tasks)}
         self.operator = simulators.make(stage.measured_by) if stage.measured_by else None
         if isinstance(self.operator, FastSimulator):
@@ -324,7 +339,7 @@ class Actor:
 
     def play(self, request: Request) -> Answer:
         """One episode of each environment."""
-        self.net.load_state_dict(under(request.weights, "net"))
+        self.net = Net.of(under(request.weights, "net")).to(self.device)
         if self.operator:
             self._build(OwnCosts(under(request.weights, "costs"), self.stage.scaling))
         calls = self.simulator.calls
@@ -373,9 +388,9 @@ class Actor:
         return Episodes(*(torch.stack(column) for column in zip(*steps, strict=True))), plans
 
     def _told(self, shown: Any, mask: Tensor, on_device: Callable[[Any], Tensor]) -> tuple[Tensor, Tensor]:
-        """The rows of next tables, and costs, or what is told of actions."""
+        """The rows of next tables, and costs, or what is seen of actions."""
         if not self.stage.shows_costs:
             return on_device(shown), torch.zeros_like(mask)
         if self.stage.kinds:
-            return on_device(shown["table"]), told({name: on_device(column) for name, column in shown.items()})
+            return on_device(shown["table"]), aimed({name: on_device(column) for name, column in shown.items()})
         return on_device(shown["table"]), on_device(shown["devices"][..., COST])

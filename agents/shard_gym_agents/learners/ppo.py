@@ -24,6 +24,7 @@ from shard_gym.errors import InvalidTask, MissingDependency, UnknownName
 from shard_gym.records.installing import install
 from shard_gym.task.suites import Suite
 from shard_gym_agents.learners.action_policy import ActionNet, ActionPolicy
+from shard_gym_agents.learners.actions import ORDER
 from shard_gym_agents.learners.learner import SuiteLearner, to_a_tenth
 from shard_gym_agents.learners.ppo_policy import DeviceNet, DevicePolicy, TableNet, TablePolicy, load
 
@@ -83,7 +84,7 @@ class Learner(SuiteLearner):
         super().__init__(suite, config, seed, device)
         self.scaling = np.stack(suite.feature_scaling())
         bank = Bank(self.tasks, suite.feature_scaling(), suite)
-        shows, order = ("ahead", "cost" if suite.kinds else None) if config.sees_devices else ("table", "size")
+        shows, order = ("ahead", ORDER if suite.kinds else None) if config.sees_devices else ("table", "size")
         env = ShardingEnv(bank, observation=shows, reward=config.reward, order=order, simulator=self.planner)
         self.order, self.envs = env.order, ShardingVecEnv(env, config.num_envs)
         with self.seeded():
