@@ -106,6 +106,11 @@ def test_annealing_finds_the_best_of_all_plans(seed):
     assert found.makespan == pytest.approx(best, rel=1e-9)
 
 
+def test_changes_count_as_questions_to_whoever_counts():
+    asked = simulators.base.counted(ROOFLINE)
+    assert searched(cached(2), asked, Budget(0, 5_000)).costs.planner.calls == asked.calls >= 5_000
+
+
 def test_a_piece_moves_and_pieces_of_two_tables_swap():
     """Numbers that are drawn say what is done, by hand."""
     task = drawn(0, 4, 0.2, kinds=("tw",), links=None)

@@ -131,7 +131,7 @@ class Aim:
 
     def count(self, board: Board) -> None:
         """Count what a board asked as calls of the planner, a plan each."""
-        self.costs.planner.calls += board.asked // self.task.num_devices
+        self.costs.planner.count(board.asked // self.task.num_devices)
         board.asked %= self.task.num_devices
 
     @property

@@ -90,7 +90,7 @@ class Changing:
         per_ms, best = 1 / self.search.unit, (self.makespan, self.best)
         told = core.changed(self.ways, self.known, per_ms, self.plan, self.sums, self.used, drawn, heat, price, best)
         makespan, asked, over = self._in_numpy(drawn, heat, price) if told is None else told
-        self.search.costs.planner.calls += asked
+        self.search.costs.planner.count(asked)
         if makespan < self.makespan:
             self.makespan = makespan
             self.search.keep(makespan, {item: self._option(item) for item in self.search.chosen})
@@ -189,7 +189,7 @@ class Changing:
 
     def _plans(self, sums: np.ndarray, used: np.ndarray, price: float) -> Plans:
         parts = self.search.costs.plans(sums)
-        self.search.costs.planner.calls -= len(sums)  # counted by who makes changes
+        self.search.costs.planner.count(-len(sums))  # counted by who makes changes
         lacking = np.maximum(used - self.ways.room, 0.0) * self.ways.per_byte
         over = lacking.reshape(len(used), -1).cumsum(axis=1)[:, -1]
         per_ms = 1 / self.search.unit
