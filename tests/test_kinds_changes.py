@@ -108,7 +108,8 @@ def test_annealing_finds_the_best_of_all_plans(seed):
 
 def test_changes_count_as_questions_to_whoever_counts():
     asked = simulators.base.counted(ROOFLINE)
-    assert searched(cached(2), asked, Budget(0, 5_000)).costs.planner.calls == asked.calls >= 5_000
+    own = searched(cached(2), asked, Budget(0, 5_000)).costs.planner.calls
+    assert asked.calls == own + 1 >= 5_000  # one more for what the plan is worth
 
 
 def test_a_piece_moves_and_pieces_of_two_tables_swap():
