@@ -58,12 +58,12 @@ def changes(search: Aim) -> bool:
 def annealed(search: Aim, rng: np.random.Generator, until: float) -> None:
     """Change the search's plan until so much of its budget is spent; the best plan on the way is kept."""
     search.aim(search.sums)
+    (often, dearer), (seldom, cheaper) = PRICIER, CHEAPER
     changing, begun, price, hot = Changing(search), search.share_spent, PRICE, HOT / len(search.choices.items)
     while not (search.spent(until) or search.budget.stopped):
         done = (search.share_spent - begun) / max(until - begun, 1e-9)
         over = changing.go(rng, hot * (COLD / HOT) ** min(done, 1.0), price)
-        price *= next((times for past, times in (PRICIER,) if over > past), 1.0)
-        price *= next((times for under, times in (CHEAPER,) if over < under), 1.0)
+        price *= dearer if over > often else cheaper if over < seldom else 1.0
 
 
 class Changing:
