@@ -15,7 +15,7 @@ from shard_gym.results.evaluate import score
 from shard_gym.task.constraints import Constraints
 from shard_gym.task.links import Links
 from shard_gym_agents.search.kinds import Search, searched
-from shard_gym_agents.search.kinds_changes import DRAWN, Changing, changes
+from shard_gym_agents.search.kinds_changes import DRAWN, Changing, can_change
 from shard_gym_agents.search.kinds_greedy import greedy_board
 from shard_gym_agents.search.state import Budget
 from tests.test_core import built, by_both
@@ -67,7 +67,7 @@ def test_changes_in_c_are_numpys(seed, speed, links, heat, together):
 def test_books_are_kept_and_the_best_plan_fits(seed, heat):
     task = cached(seed, constraints=Constraints(pin=((0, 1),), together=((1, 2),), apart=((3, 4),)))
     search = begun(task)
-    assert changes(search)
+    assert can_change(search)
     changing, first = Changing(search), dict(search.chosen)
     for turn in range(3):
         changing.go(np.random.default_rng(seed + turn), heat, 1.0)
@@ -129,9 +129,9 @@ def test_planners_that_the_core_does_not_know_are_searched_otherwise():
     task = drawn(0, 6, objective="torchrec-critical-path")
     search = Search(task, simulators.make("torchrec:cuda-v1"), Budget(0, 100))
     greedy_board(search)
-    assert not changes(search)
+    assert not can_change(search)
     few = replace(cached(1), constraints=Constraints(base=(0,) * 12, max_moves=3))
-    assert not changes(begun(replace(few, memory=(2**40,) * 4)))  # most tables stay where they are
+    assert not can_change(begun(replace(few, memory=(2**40,) * 4)))  # most tables stay where they are
 
 
 @built

@@ -21,7 +21,7 @@ from shard_gym.task.task import Task
 from shard_gym_agents.search.choices import Choices, Option
 from shard_gym_agents.search.kinds_aim import Aim
 from shard_gym_agents.search.kinds_board import LIFT, Board
-from shard_gym_agents.search.kinds_changes import annealed, changes
+from shard_gym_agents.search.kinds_changes import annealed, can_change
 from shard_gym_agents.search.kinds_greedy import greedy_board, seeded
 from shard_gym_agents.search.kinds_ruins import ruined
 from shard_gym_agents.search.state import Budget
@@ -49,7 +49,7 @@ class Search(Aim):
         try:
             if self._improve(board, rng) or self.adds_up:
                 return
-            if changes(self):
+            if can_change(self):
                 for until in PASSES:
                     annealed(self, rng, until)
                 return

@@ -49,7 +49,7 @@ class Plans(NamedTuple):
     over: np.ndarray
 
 
-def changes(search: Aim) -> bool:
+def can_change(search: Aim) -> bool:
     """True if a search may go by changes: its planner can be told to the core, and some tables may go anywhere."""
     known = search.costs.planner.uncounted.iteration(search.task) is not None
     return known and bool(search.chosen) and bool(search.choices.loose[search.choices.items].any())
